@@ -164,12 +164,13 @@ def check(
     run: str | os.PathLike[str] | Run,
     *,
     ref: str | os.PathLike[str] | Run | None = None,
-    facts: bool = False,
+    strict: bool = False,
 ) -> CheckReport:
-    """Run every check that ``run`` has data for, and compare it with ``ref`` where that is given; with ``facts`` say
-    what the training did, too. Raises ``RunError`` where there is no Run.
+    """Run every check that ``run`` has data for, and compare it with ``ref`` where that is given; ``facts`` of the
+    report are what the training did. Where it is ``strict``, what is to confirm counts as found. Raises ``RunError``
+    where there is no Run.
     """
-    return importlib.import_module("trueline.judge.check_run").check(run, ref=ref, facts=facts)
+    return importlib.import_module("trueline.judge.check_run").check(run, ref=ref, strict=strict)
 
 
 def facts(run: str | os.PathLike[str] | Run) -> TrainingFacts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from trueline.judge.actions import split_at_command
@@ -57,15 +58,20 @@ def print_verdict(console: Console, report: CheckReport) -> None:
 
 def print_facts(console: Console, facts: TrainingFacts) -> None:
     """Print what a training did, a line a fact, and what its Run does not tell."""
+    for heading, lines in facts.by_area():
+        print_section(console, heading, lines)
+    if facts.unknown:
+        console.print(facts.unknown_line, markup=False, highlight=False)
+
+
+def print_section(console: Console, heading: str, lines: Sequence[str]) -> None:
+    """Print a heading, and a line each below it."""
     from rich.padding import Padding
     from rich.text import Text
 
-    for heading, lines in facts.by_area():
-        console.print(f"{heading}:", style="bold")
-        for line in lines:
-            console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
-    if facts.unknown:
-        console.print(facts.unknown_line, markup=False, highlight=False)
+    console.print(f"{heading}:", style="bold", markup=False, highlight=False)
+    for line in lines:
+        console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
 
 
 def print_advice(console: Console, line: Text, *, indent: int = 2) -> None:

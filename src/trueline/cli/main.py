@@ -15,6 +15,7 @@ from trueline.cli.verbs import (
     check,
     collect,
     compare,
+    confirm,
     demo,
     diagnose,
     diff,
@@ -47,7 +48,7 @@ for panel, verbs in zip(
     GROUPS,
     (
         (demo, run, plan, collect),
-        (check, diagnose, facts, view, report, info, explain, verify),
+        (check, confirm, diagnose, facts, view, report, info, explain, verify),
         (compare, diff, calibrate, env),
         (trial,),
         (import_, export),

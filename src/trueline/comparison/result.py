@@ -213,7 +213,7 @@ class Comparison(Shown):
     @property
     def exit_code(self) -> int:
         """0 the same, or rounding explains it; 1 different; 3 too little could be judged (``Judged.lacking``)."""
-        if any(finding.severity != "info" for finding in self.findings):
+        if any(finding.is_grave for finding in self.findings):
             return 1
         # Finding nothing in little that was judged is no pass.
         if self.judged.lacking:

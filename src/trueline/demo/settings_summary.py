@@ -76,7 +76,7 @@ class Judged:
     @property
     def grave(self) -> list[Finding]:
         """Errors and warnings; an info is worth knowing but is no sign that training is wrong."""
-        return [finding for finding in self.reading.report.findings if finding.severity != "info"]
+        return [finding for finding in self.reading.report.findings if finding.is_grave]
 
     @property
     def missed(self) -> bool:

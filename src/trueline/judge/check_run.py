@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,12 +17,13 @@ from trueline.judge.causes.verdicts import Verdict as CauseVerdict
 from trueline.judge.causes.verdicts import verdicts_of
 from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.judge.facts.training_facts import TrainingFacts, read_facts
+from trueline.judge.facts.unusual import unusual_findings
 from trueline.judge.following import earlier_judgements, unjudged_steps, write_judgements
 from trueline.judge.incidents import Incident, advice_of, began, incidents_of, is_explained, onset_interval
 from trueline.judge.no_update import merge_no_update
 from trueline.judge.rank_endings import all_killed, death_of, ends_of
 from trueline.judge.registry import Check, installed_checks
-from trueline.judge.run_verdict import verdict_of
+from trueline.judge.run_verdict import to_confirm, verdict_of
 from trueline.judge.series.influence import unlooked_influences
 from trueline.judge.series.iterations import may_part, parting_of
 from trueline.judge.watching_cost import watching_cost
@@ -34,6 +35,7 @@ from trueline.schema.law import facts_of
 from trueline.schema.text.shown import Shown
 from trueline.schema.text.words import counted, named_or_ends, whose_text
 from trueline.store.log.part_files import known_parts
+from trueline.store.plan_change import confirmed_ids
 from trueline.store.reader import Run
 
 SCHEMA = 1
@@ -60,7 +62,9 @@ class CheckReport(Shown):
     """The whole command that was watched, where it is known."""
     machines: Machines = field(default_factory=dict[int, tuple[str, str]])
     facts: TrainingFacts | None = None
-    """What the training did, where that was asked for."""
+    """What the training did."""
+    strict: bool = False
+    """Whether what is to confirm counts as found."""
 
     @property
     def checks_run(self) -> tuple[str, ...]:
@@ -157,12 +161,19 @@ class CheckReport(Shown):
         )
 
     @cached_property
+    def to_confirm(self) -> tuple[Finding, ...]:
+        """What may be meant, and seldom is: contradictions first, then what the fewest healthy trainings show."""
+        return tuple(to_confirm(self.findings))
+
+    @cached_property
     def worth_knowing(self) -> tuple[Finding, ...]:
-        """Findings of severity info: first those that speak for a cause that is named, then those about some ranks
-        only, last those that state facts and expect nothing else.
+        """Findings of severity info, but for what was confirmed: first those that speak for a cause that is named, then
+        those about some ranks only, last those that state facts and expect nothing else.
         """
         causal = {code for verdict in self.causes if verdict.standing != "excluded" for code in verdict.because}
-        infos = [finding for finding in self.findings if finding.severity == "info"]
+        infos = [
+            finding for finding in self.findings if finding.severity == "info" and not finding.evidence.get(CONFIRMED)
+        ]
         return tuple(
             sorted(
                 infos,
@@ -189,8 +200,10 @@ class CheckReport(Shown):
 
     @property
     def exit_code(self) -> int:
-        """0 nothing found and enough was judged, 1 found, 3 cannot tell."""
-        return EXIT_CODES[self.verdict.status]
+        """0 nothing found and enough was judged, 1 found, 3 cannot tell. Where the report is ``strict``, 1 also where
+        there is something to confirm.
+        """
+        return EXIT_CODES[self.verdict.status] or int(self.strict and self.verdict.confirm)
 
     def _title(self) -> str:
         return self.verdict.line
@@ -211,7 +224,7 @@ class CheckReport(Shown):
             "verdict": self.verdict.line,
             "cause": self.cause(0).cause if self.incidents and self.cause(0).is_likely else None,
             "actions": [action.to_json() for action in self.actions],
-            "confirm": [],
+            "confirm": [{"id": finding.id} | finding.to_json() for finding in self.to_confirm],
             "facts": [] if self.facts is None else [fact.to_json() for fact in self.facts.facts],
             "judged": self.judged.to_json(),
             "incidents": [incident.to_json() for incident in self.incidents],
@@ -265,10 +278,10 @@ def check(
     run: str | os.PathLike[str] | Run,
     *,
     ref: str | os.PathLike[str] | Run | None = None,
-    facts: bool = False,
+    strict: bool = False,
 ) -> CheckReport:
-    """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given; with
-    ``facts`` say what the training did, too. Raises ``RunError`` where there is no Run to read.
+    """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given; where that
+    is ``strict``, what is to confirm counts as found. Raises ``RunError`` where there is no Run to read.
 
     Findings that live checks left while the job ran are included, and what is said of further groups of ranks and of
     further models.
@@ -314,20 +327,13 @@ def check(
         findings, codes, not_run = [*findings, *outcome], [*codes, *judged], [*not_run, *lacking]
         outcome, remarks = reference_findings(opened, reference)
         findings, notes = [*findings, *outcome], [*notes, *remarks]
-    for name, path in opened.models.items():
-        try:
-            report = check(path)
-        except RunError as error:
-            notes.append(f"Model {name}: {error}")
-            continue
-        findings += [
-            replace(finding, claim=f"Model {name}: {finding.claim}")
-            for finding in report.findings
-            if finding.code != JOB_DIED
-        ]
-        notes += [f"Model {name}: {line}" for line in (report.verdict.line, *report.notes)]
+    outcome, remarks = _check_models(opened)
+    findings, notes = [*findings, *outcome], [*notes, *remarks]
     commands = Commands(os.fspath(opened.path), tuple(opened.manifest.argv))
     calls = {law_check.code: law_check.calls for law_check in checks}
+    facts = read_facts(opened)
+    confirmed = confirmed_ids(opened)
+    findings = [_unless_confirmed(finding, confirmed) for finding in (*findings, *unusual_findings(facts))]
     findings = [
         replace(
             finding,
@@ -341,14 +347,44 @@ def check(
         findings=tuple(sorted(findings, key=by_weight)),
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
         notes=tuple(notes),
-        context=context_of(opened) if any(law_check.severity != "info" for law_check in findings) else frozenset(),
+        context=context_of(opened) if any(finding.is_grave for finding in findings) else frozenset(),
         unlooked=tuple(map(commands.filled, unlooked_influences(opened, not_run))),
         job=commands.job,
         machines=machines_of(opened),
-        # Asked for: of a Run of millions of samples they read all digests, which a later look at it does without.
-        facts=read_facts(opened) if facts else None,
+        facts=facts,
+        strict=strict,
     )
-    return _with_groups(report_of_run, [check(path) for path in opened.groups])
+    return _with_groups(report_of_run, [check(path) for path in opened.groups], confirmed)
+
+
+def _check_models(run: Run) -> tuple[list[Finding], list[str]]:
+    """Findings on the further models of ``run``, and their verdicts and notes, each with the name of the model."""
+    findings: list[Finding] = []
+    notes: list[str] = []
+    for name, path in run.models.items():
+        try:
+            report = check(path)
+        except RunError as error:
+            notes.append(f"Model {name}: {error}")
+            continue
+        findings += [
+            replace(finding, claim=f"Model {name}: {finding.claim}")
+            for finding in report.findings
+            if finding.code != JOB_DIED
+        ]
+        notes += [f"Model {name}: {line}" for line in (report.verdict.line, *report.notes)]
+    return findings, notes
+
+
+CONFIRMED = "confirmed"
+"""Key of the evidence of what was to confirm, and somebody did."""
+
+
+def _unless_confirmed(finding: Finding, confirmed: Collection[str]) -> Finding:
+    """``finding``, of severity info where it was to confirm and is ``confirmed``."""
+    if finding.severity != "confirm" or finding.id not in confirmed:
+        return finding
+    return replace(finding, severity="info", evidence={**finding.evidence, CONFIRMED: True})
 
 
 _SEEN_IN_VALUES = {"structure-differs", "weight-differs", "dataset-differs"}
@@ -380,7 +416,7 @@ def _compare_with_reference(run: Run, ref: Run) -> tuple[list[Finding], list[str
     return findings, judged, lacking
 
 
-def _with_groups(report: CheckReport, of_groups: Sequence[CheckReport]) -> CheckReport:
+def _with_groups(report: CheckReport, of_groups: Sequence[CheckReport], confirmed: Collection[str]) -> CheckReport:
     """One report on all groups of ranks that average apart from each other, as on one Run."""
     if not of_groups:
         return report
@@ -392,7 +428,12 @@ def _with_groups(report: CheckReport, of_groups: Sequence[CheckReport]) -> Check
     )
     return replace(
         report,
-        findings=tuple(sorted((finding for group in reports for finding in group.findings), key=by_weight)),
+        findings=tuple(
+            sorted(
+                (_unless_confirmed(finding, confirmed) for group in reports for finding in group.findings),
+                key=by_weight,
+            )
+        ),
         judged=judged_together([group.judged for group in reports]),
         notes=tuple(dict.fromkeys([covers, *(note for group in reports for note in group.notes)])),
     )

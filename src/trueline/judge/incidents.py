@@ -38,7 +38,7 @@ def incidents_of(findings: Sequence[Finding]) -> tuple[Incident, ...]:
 
     Those of severity info are in none.
     """
-    members = {index: {index} for index, finding in enumerate(findings) if finding.severity != "info"}
+    members = {index: {index} for index, finding in enumerate(findings) if finding.is_grave}
     # Transitive: findings that share a third one are of one fault.
     for member in members:
         for peer in members:

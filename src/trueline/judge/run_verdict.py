@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trueline.judge.incidents import Incident
-from trueline.schema.finding import WATCH_DEGRADED, Finding
+from trueline.schema.finding import UNUSUAL, WATCH_DEGRADED, Finding
 from trueline.schema.judged import FEWEST_STEPS_OF_ONE, TOPICS, Asked, Judged, Verdict
-from trueline.schema.law import facts_of
 from trueline.schema.text.words import by_reason, counted, listed
 
+MOST_TO_CONFIRM = 5
+"""Things to confirm that a screen has: more are not read."""
 
-def to_confirm(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings of severity info that a person is to confirm: what they say may be meant, and seldom is, unless their
-    evidence says ``by_design``.
+
+def to_confirm(findings: Iterable[Finding]) -> list[Finding]:
+    """What a person is to confirm, one finding an id: contradictions first, then what the fewest healthy trainings
+    show.
     """
-    return [
-        finding
-        for finding in findings
-        if finding.severity == "info" and facts_of(finding.code).to_confirm and not finding.evidence.get("by_design")
-    ]
+    by_id = {finding.id: finding for finding in findings if finding.severity == "confirm"}
+    return sorted(by_id.values(), key=lambda finding: (finding.code == UNUSUAL, finding.expected or 0.0))
 
 
 def verdict_of(
@@ -31,7 +30,7 @@ def verdict_of(
     """
     if incidents:
         first = incidents[0]
-        num_grave = sum(finding.severity != "info" for finding in findings)
+        num_grave = sum(finding.is_grave for finding in findings)
         in_incidents = f" in {len(incidents)} incidents" if len(incidents) > 1 else ""
         rest = f"{'; ' if where else ': '}{counted(num_grave, 'finding')}{in_incidents}"
         return Verdict("out" if first.severity == "error" else "suspect", where, rest)
@@ -48,17 +47,20 @@ def verdict_of(
     elif coverage.world_size > 1 and coverage.of("not-applicable", among=("workers",)):
         alone = ". Comparisons between workers do not apply"
     stop_text = f". Watching stopped in part at step {stops[0].step_first}" if stops else ""
-    return Verdict("clear", "", f"{_scope(coverage)}{_confirm(findings)}{alone}{_left_open(coverage)}{stop_text}")
+    rest = f"{_scope(coverage)}{_confirm(findings)}{alone}{_left_open(coverage)}{stop_text}"
+    return Verdict("clear", "", rest, confirm=bool(to_confirm(findings)))
 
 
 def _confirm(findings: Sequence[Finding]) -> str:
     """``; 1 thing to confirm: a token in …``: of each what it claims, without its reason."""
     claims = [
-        re.sub(r"^(Model \S+: )?(.*?)(: .*|\.)?$", r"\1\2", finding.claim, flags=re.S)
+        re.sub(r"^(Model \S+: )?(.*?)(: .*|\. .*|\.)?$", r"\1\2", finding.claim, flags=re.S)
         for finding in to_confirm(findings)
     ]
     texts = list(dict.fromkeys(f"{claim[:1].lower()}{claim[1:]}" for claim in claims))
-    return f"; {counted(len(texts), 'thing')} to confirm: {'; '.join(texts)}" if texts else ""
+    more = f"; and {len(texts) - MOST_TO_CONFIRM} more" if len(texts) > MOST_TO_CONFIRM else ""
+    listed_texts = "; ".join(texts[:MOST_TO_CONFIRM]) + more
+    return f"; {counted(len(texts), 'thing')} to confirm: {listed_texts}" if texts else ""
 
 
 def _in_the_second_half(finding: Finding, coverage: Judged) -> bool:

@@ -15,7 +15,7 @@ def speaking_for(report: CheckReport, verdict: Verdict) -> list[str]:
     """``code: claim`` of those findings of the incident that the cause brings, and of those for information."""
     findings = [report.findings[index] for index in report.incidents[verdict.incident].findings]
     weak = set(verdict.because) - {finding.code for finding in findings}
-    notices = [finding for finding in report.findings if finding.severity == "info"]
+    notices = [finding for finding in report.findings if not finding.is_grave]
     return [
         *(f"{code}: {claim}" for code, claim in _claims(findings, verdict.because)),
         *(f"{code} (for information): {claim}" for code, claim in _claims(notices, weak)),

@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
-Severity = Literal["error", "warning", "info"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+Severity = Literal["error", "warning", "confirm", "info"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""The gravest first. The first two are faults; what is to ``confirm`` may be meant, and seldom is."""
 
 WATCH_DEGRADED = "watch-degraded"
 """The code of what is wrong with the record and not with training: severity info, and less could be judged."""
@@ -17,6 +18,8 @@ PLAN_REFUSED = "plan-refused"
 RECORDING_STARTED = "recording-started"
 NO_UPDATE = "no-update"
 JOB_DIED = "job-died"
+UNUSUAL = "unusual"
+"""The code of facts of a training that healthy ones seldom have."""
 """The code of a training that an exception ended, or that some of its ranks left without a word."""
 LIVE_CODES = {
     WATCH_DEGRADED: "A part of watching failed on a rank and was taken off; training goes on without it.\n\n"
@@ -91,8 +94,18 @@ class Finding:
     where: Where = Where()
 
     @property
+    def is_grave(self) -> bool:
+        """True of errors and warnings."""
+        return self.severity in ("error", "warning")
+
+    @property
     def id(self) -> str:
-        """A name that stays the same while the Run grows: the code, and a digest of ranks, kind and first step."""
+        """A name that stays the same while the Run grows: the code, and a digest of ranks, kind and first step. Of what
+        is to confirm the code and the kind, which the next Run of the job has, too.
+        """
+        if self.severity == "confirm":
+            kind = self.evidence.get("kind")
+            return f"{self.code}.{kind}" if kind and isinstance(kind, str) else self.code
         about = repr((self.ranks, self.evidence.get("kind"), self.step_first))
         return f"{self.code}.{hashlib.blake2s(about.encode(), digest_size=4).hexdigest()}"
 

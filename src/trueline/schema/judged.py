@@ -279,11 +279,14 @@ EXIT_CODES: dict[Status, int] = {"out": 1, "suspect": 1, "clear": 0, "unknown": 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``where`` is which ranks since which step, "" where nothing was found; ``line`` is the whole sentence."""
+    """``where`` is which ranks since which step, "" where nothing was found; ``line`` is the whole sentence. Without a
+    fault there may be something to ``confirm``.
+    """
 
     status: Status
     where: str
     rest: str
+    confirm: bool = False
 
     @property
     def word(self) -> str:
@@ -293,7 +296,7 @@ class Verdict:
     @property
     def for_programs(self) -> str:
         """The status in documents."""
-        return FOR_PROGRAMS[self.status]
+        return "confirm" if self.confirm else FOR_PROGRAMS[self.status]
 
     @property
     def line(self) -> str:

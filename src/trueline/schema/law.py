@@ -35,7 +35,7 @@ class Code:
     with those of ``same_fault_on_ranks`` where they name the same ranks. ``judge_workers`` is true of checks that judge
     whether the loss, norm or direction of one worker is unusual; one rank of which the evidence has the kind
     ``right_alone`` may be the only one that is right. All ranks know of what starts a recording ``sums_late`` sums
-    after the first. Findings ``to_confirm`` of severity info are no fact about the job alone: a person is asked.
+    after the first.
     """
 
     explains: tuple[str, ...] = ()
@@ -50,7 +50,6 @@ class Code:
     judge_workers: bool = False
     right_alone: str = ""
     sums_late: int = 0
-    to_confirm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 LIVE: tuple[str, ...] = (
     *("preset", "steps", "every", "names", "ranks", "phases", "between", "depth", "stacks", "first_rows"),
     *("exponents", "max_bytes", "when", "when_steps", "ring", "influence"),
-    *("next_steps", "stop"),
+    *("next_steps", "stop", "confirmed"),
 )
 """Keys that may change while a job runs: none of them has a say in the length of what ranks exchange, or in who is
 compared with whom.
@@ -171,6 +171,10 @@ class Plan(BaseModel):
     stop: str = Field(
         default="",
         description="every rank raises `TrainingStopped` with this sentence, at the same step; empty: none does",
+    )
+
+    confirmed: tuple[str, ...] = Field(
+        default=(), description="ids of things to confirm that are meant: `check` says nothing of them"
     )
 
     @property

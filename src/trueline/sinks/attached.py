@@ -128,7 +128,7 @@ class Side:
                 delivery.put(finding)
         for finding in news.findings:
             self._wire.put(finding)
-            if finding.severity != "info" and not self._acted:
+            if finding.is_grave and not self._acted:
                 self._acted = True
                 self._act(finding)
         if self._settings.sends_numbers and news.numbers:

@@ -37,7 +37,7 @@ class TensorBoard:
         step = finding.step_first or 0
         lines = [headline(finding), *finding.next]
         self._writer.add_text(f"trueline/{finding.code}", "\n\n".join(lines), step)
-        if finding.severity != "info":
+        if finding.is_grave:
             self._num_findings += 1
             self._writer.add_scalar("trueline/findings", self._num_findings, step)
         self._writer.flush()

@@ -48,7 +48,7 @@ def test_errors_say_who_since_when_and_what_to_do():
 
 def test_what_is_to_be_confirmed_stands_in_the_verdict_and_what_is_known_does_not():
     weights = Finding(
-        "token-weights-differ", "info", "A token weighs 2 times one of rank 1 at step 3: means.", (0, 1), 3
+        "token-weights-differ", "confirm", "A token weighs 2 times one of rank 1 at step 3: means.", (0, 1), 3
     )
     said = of(STREAMS, weights, replace(weights, code="loss-misapplied", claim="Model critic: Two losses."))
     assert said.verdict.status == "clear"

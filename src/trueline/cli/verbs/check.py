@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from trueline.cli.options import LATEST, Json, Ref, RunPath
+from trueline.judge.run_verdict import MOST_TO_CONFIRM
 from trueline.schema.site import SITE_FORM
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from trueline.judge.incidents import Incident
     from trueline.schema.finding import Finding
 
-_COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
+_COLOURS = {"error": "red", "warning": "yellow", "confirm": "cyan", "info": "blue"}
 
 
 def command(
@@ -33,11 +34,13 @@ def command(
         bool, typer.Option("--all", help="Say of every check that did not run why, also of those that do not apply.")
     ] = False,
     facts: Annotated[bool, typer.Option("--facts", help="Say what the training did, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 where there is something to confirm.")] = False,
     json: Json = False,
 ) -> None:
     """Say what is wrong in a Run: since which step, on which ranks, and what to do next.
 
     Exit code 0: no fault found, and enough was judged; 1: errors or warnings found; 2: no Run to read; 3: cannot tell.
+    What is to confirm may be meant, and seldom is.
     """
     from trueline.cli.json_document import print_document
     from trueline.cli.lines import screen
@@ -50,8 +53,10 @@ def command(
 
     if json and format is not None:
         raise InputError(f"--json and --format {format} contradict each other. Pass one of them.")
+    if facts and format is not None:
+        raise InputError(f"--format {format} has no place for --facts. Run `trueline facts {run}` beside it.")
     with waiting(f"Checking {run}"):
-        report = check(run, ref=ref, facts=facts or json)
+        report = check(run, ref=ref, strict=strict)
     if json:
         print_document(report.to_json())
     elif format == "github":
@@ -59,41 +64,45 @@ def command(
     elif format == "junit":
         print(junit(report))
     else:
-        print_report(screen(), report, all_reasons=every)
+        print_report(screen(), report, all_reasons=every, facts=facts)
     raise typer.Exit(report.exit_code)
 
 
-def print_report(console: Console, report: CheckReport, *, all_reasons: bool = False) -> None:
+def print_report(console: Console, report: CheckReport, *, all_reasons: bool = False, facts: bool = False) -> None:
     """Print the verdict, each incident with its telling finding first, and what is to know about the Run; with
-    ``all_reasons`` also why checks that do not apply were left out.
+    ``all_reasons`` also why checks that do not apply were left out, with ``facts`` what the training did.
     """
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from trueline.cli.lines import print_facts, print_verdict
-    from trueline.judge.run_verdict import to_confirm
+    from trueline.cli.lines import print_facts, print_section, print_verdict
 
     print_verdict(console, report)
     for number, incident in enumerate(report.incidents, start=1):
         _print_incident(console, report, incident, f"{number}. " if len(report.incidents) > 1 else "")
     if any(report.findings[incident.findings[0]].sites for incident in report.incidents):
         console.print(f"Sites: {SITE_FORM}\n", style="dim", markup=False, highlight=False)
-    confirm = to_confirm(report.worth_knowing)
-    notices = [finding for finding in report.worth_knowing if finding not in confirm]
-    sections = [[f"{finding.code}: {finding.claim}" for finding in findings] for findings in (confirm, notices)]
     for title, lines in (
-        ("To confirm", sections[0]),
+        ("To confirm", confirm_lines(report)),
         ("About this Run", report.notes),
-        ("Worth knowing", sections[1]),
+        ("Worth knowing", [f"{finding.code}: {finding.claim}" for finding in report.worth_knowing]),
         ("Not checked", _not_checked(report, all_reasons=all_reasons)),
     ):
         if lines:
-            console.print(f"{title}:", style="bold")
-            for line in lines:
-                console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
+            print_section(console, title, lines)
             console.print()
-    if report.facts is not None:
+    if facts and report.facts is not None:
         print_facts(console, report.facts)
+
+
+def confirm_lines(report: CheckReport) -> list[str]:
+    """What is to confirm, the rarest first, and how to say that it is meant; [] where there is nothing."""
+    shown = report.to_confirm[:MOST_TO_CONFIRM]
+    if not shown:
+        return []
+    lines = [f"{finding.id}: {finding.claim}" for finding in shown]
+    if len(report.to_confirm) > len(shown):
+        lines.append(
+            f"and {len(report.to_confirm) - len(shown)} more: `trueline check {shlex.quote(report.run)} --json`"
+        )
+    return [*lines, f"Meant? `trueline confirm {shlex.quote(report.run)} {shown[0].id}`"]
 
 
 def _print_incident(console: Console, report: CheckReport, incident: Incident, number: str) -> None:

@@ -40,7 +40,7 @@ _SPLITTING_NOTHING = ("SequentialSampler", "RandomSampler", "SubsetRandomSampler
 @dataclass(frozen=True)
 class Signs:
     """``fired`` are signs that are there, ``silent`` those that were looked for and are not. Of others nothing is
-    known. ``hinted`` are the codes and kinds of findings of severity info about the same ranks and steps, which are in
+    known. ``hinted`` are the codes and kinds of findings that are no fault about the same ranks and steps, which are in
     no incident.
     """
 
@@ -63,7 +63,7 @@ def signs_of(report: CheckReport, incident: Incident, known_signs: Collection[st
     """
     findings = [report.findings[index] for index in incident.findings]
     codes = {finding.code for finding in findings}
-    elsewhere = {finding.code for finding in report.findings if finding.severity != "info"} - codes
+    elsewhere = {finding.code for finding in report.findings if finding.is_grave} - codes
     by_kind = {sign.partition("/")[0] for sign in known_signs if "/" in sign}
     fired = codes | {
         _kind_sign(finding, kind) for finding in findings if finding.code in by_kind for kind in _kinds(finding)
@@ -78,7 +78,7 @@ def signs_of(report: CheckReport, incident: Incident, known_signs: Collection[st
     fired |= {trial.sign for trial in report.trials if not trial.code or trial.code in codes}
     fired.add("ranks:one" if report.judged.world_size == 1 else "ranks:several")
     fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
-    infos = [info for info in report.findings if info.severity == "info" and _is_beside(info, findings)]
+    infos = [info for info in report.findings if not info.is_grave and _is_beside(info, findings)]
     hinted = {info.code for info in infos} | {_kind_sign(info, kind) for info in infos for kind in _kinds(info)}
     silent: set[str] = set()
     for sign in known_signs:

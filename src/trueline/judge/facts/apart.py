@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from trueline.judge.facts.training_facts import SUBJECTS, read_facts
+from trueline.judge.facts.training_facts import all_subjects, read_facts
 from trueline.same_job.diff import JobDiff, diff
 from trueline.same_job.fact_pair import ABSENT, FactPair
 from trueline.store.job_files.job import Job, open_job
@@ -22,13 +22,13 @@ def diff_trainings(run: str | os.PathLike[str] | Run | Job, ref: str | os.PathLi
 
 
 def facts_apart(run: Run, ref: Run) -> tuple[FactPair, ...]:
-    """Facts whose numbers differ, in the order of ``SUBJECTS``; without those that one of the Runs does not tell."""
+    """Facts whose numbers differ, in the order of ``all_subjects``, without those that one of the Runs lacks."""
     facts, ref_facts = read_facts(run), read_facts(ref)
     by_name = {fact.name: fact for fact in facts.facts}
     ref_by_name = {fact.name: fact for fact in ref_facts.facts}
     unknown = {*facts.unknown, *ref_facts.unknown}
     pairs: list[FactPair] = []
-    for subject in SUBJECTS:
+    for subject in all_subjects():
         fact, ref_fact = by_name.get(subject.name), ref_by_name.get(subject.name)
         # By its numbers: the sentence may also say how many steps were looked at.
         if subject.words in unknown or (fact and fact.value) == (ref_fact and ref_fact.value):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from trueline.judge.facts import data, model, precision, update
-from trueline.judge.facts.fact import AREAS, Fact, Subject
-from trueline.schema.errors import CannotTell
+from trueline.judge.facts.fact import AREAS, Fact, Mark, Subject
+from trueline.schema.errors import CannotTell, RunError
+from trueline.schema.law import installed_laws
 from trueline.schema.text.reading import why
 from trueline.schema.text.shown import Shown
 from trueline.schema.text.words import named_some
 from trueline.store.log.part_files import known_parts
 from trueline.store.reader import Run
 
+_log = logging.getLogger(__name__)
 SCHEMA = 1
 """Version of the document that ``TrainingFacts.to_json`` makes."""
 
@@ -33,7 +39,14 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("loss", "loss", "the loss", update.loss),
     Subject("optimizer", "update", "the optimizer", update.optimizer),
     Subject("learning-rate", "update", "the learning rate", update.learning_rate),
-    Subject("rate-zero", "update", "updates at rate 0", update.rate_zero),
+    Subject(
+        "rate-zero",
+        "update",
+        "updates at rate 0",
+        update.rate_zero,
+        # A warm-up begins with one such update.
+        (Mark("rate-zero", lambda value: value["updates"] > 1),),
+    ),
     Subject("clipping", "update", "clipping", update.clipping),
     Subject("scaler", "update", "the loss scale", update.scaler),
     Subject("autocast", "precision", "autocast", precision.autocast),
@@ -43,10 +56,25 @@ SUBJECTS: tuple[Subject, ...] = (
 )
 
 
+@cache
+def all_subjects() -> tuple[Subject, ...]:
+    """``SUBJECTS`` and those of laws, each behind the others of its area."""
+    subjects = list(SUBJECTS)
+    for law in installed_laws():
+        if path := law.answers.get("facts"):
+            module, _, name = f"{law.package}.{path}".rpartition(".")
+            try:
+                subjects += getattr(importlib.import_module(module), name)
+            except Exception:  # of another package
+                _log.warning("the facts of %s cannot be loaded", law.package, exc_info=True)
+    areas = list(AREAS)
+    return tuple(sorted(subjects, key=lambda subject: areas.index(subject.area)))
+
+
 @dataclass(frozen=True)
 class TrainingFacts(Shown):
-    """What a training did: ``facts`` in the order of ``SUBJECTS``. ``unknown`` are the subjects that the Run does not
-    tell, with the reason.
+    """What a training did: ``facts`` in the order of ``all_subjects``. ``unknown`` are the subjects that the Run does
+    not tell, with the reason.
     """
 
     run: str
@@ -64,7 +92,7 @@ class TrainingFacts(Shown):
 
     def by_area(self) -> list[tuple[str, list[str]]]:
         """The heading of each area that has facts, and a line a fact."""
-        lines = {heading: [fact.text for fact in self.facts if fact.area == area] for area, heading in AREAS.items()}
+        lines = {heading: [fact.line for fact in self.facts if fact.area == area] for area, heading in AREAS.items()}
         return [(heading, texts) for heading, texts in lines.items() if texts]
 
     @property
@@ -79,7 +107,7 @@ class TrainingFacts(Shown):
     def _columns_shown(self) -> Mapping[str, Sequence[Any]]:
         return {
             "about": [fact.area for fact in self.facts],
-            "fact": [fact.text for fact in self.facts],
+            "fact": [fact.line for fact in self.facts],
         }
 
     def _notes(self) -> Sequence[str]:
@@ -91,14 +119,27 @@ def read_facts(run: str | os.PathLike[str] | Run) -> TrainingFacts:
     opened = run if isinstance(run, Run) else Run(run, parts=known_parts(run))
     facts: list[Fact] = []
     unknown: dict[str, str] = {}
-    for subject in SUBJECTS:
+    for subject in all_subjects():
         try:
             answer = subject.find(opened)
-        except CannotTell as error:
+        except (CannotTell, RunError) as error:
             unknown[subject.words] = why(error)
             continue
+        except Exception as error:  # whatever a law of another package does: the other facts are not lost with it
+            unknown[subject.words] = f"it failed: {type(error).__name__}: {why(error)}"
+            continue
         if answer is not None:  # else the job has nothing of the kind, which is no line
-            facts.append(Fact(subject.name, subject.area, *answer))
+            facts.append(Fact(subject.name, subject.area, *answer, _sentences(subject, *answer)))
     if others := [*opened.groups, *opened.models.values()]:
         unknown["other groups of ranks, and other models"] = f"they have facts of their own: {named_some(others)}"
     return TrainingFacts(os.fspath(opened.path), tuple(facts), unknown)
+
+
+def _sentences(subject: Subject, text: str, value: Any) -> dict[str, str]:
+    """What each mark of ``subject`` that applies says, by its name."""
+    sentences: dict[str, str] = {}
+    for mark in subject.marks:
+        with contextlib.suppress(Exception):  # of another package: the fact itself is not lost with it
+            if mark.applies(value):
+                sentences[mark.name] = text if mark.says is None else mark.says(value)
+    return sentences

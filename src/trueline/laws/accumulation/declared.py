@@ -19,8 +19,6 @@ LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
     checks={
-        "grad-accumulates": Code(
-            explains=("loss-scale-wrong", "*unlike-worker", "*jump"), signal="grad_norm", to_confirm=True
-        ),
+        "grad-accumulates": Code(explains=("loss-scale-wrong", "*unlike-worker", "*jump"), signal="grad_norm"),
     },
 )

@@ -263,7 +263,7 @@ def _change_finding(run: Run, changes: Sequence[_Change], sampled_steps: Sequenc
     passes = "" if len(numbers) > 1 else f" {changes[0].number + 1} and {changes[0].number + 2}"
     return Finding(
         code=CODE,
-        severity="warning" if is_smaller else "info",
+        severity="warning" if is_smaller else "confirm",
         claim=f"The gradient{'' if len(names) == 1 else 's'} of {named_some(names)} "
         f"{'was' if len(names) == 1 else 'were'} {how} between backward passes{passes} of "
         f"{steps_text(steps, among=sampled_steps)} on {ranks_text(ranks)}: earlier micro-batches weigh otherwise than "

@@ -7,9 +7,9 @@ LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
     checks={
-        "evaluation-draws": Code(to_confirm=True),
+        "evaluation-draws": Code(),
         "evaluation-mode": Code(),
-        "evaluation-state": Code(to_confirm=True),
+        "evaluation-state": Code(),
         "frozen-model-drops": Code(),
     },
 )

@@ -82,7 +82,7 @@ def _finding(run: Run, drawing: Sequence[SeenPass], evaluations: Sequence[SeenPa
         modules_clause = f"; {names} {verb} in training mode, and {mode} should not be"
     return Finding(
         code=CODE,
-        severity="info",
+        severity="confirm" if drops else "info",
         claim=f"In evaluation mode the forward pass {action}{calls_clause}: in {share_text(drawing, evaluations)}, "
         f"{when_text(drawing)}, of {ranks_text(ranks, all_ranks=run.ranks)}{modules_clause}.",
         ranks=ranks,
@@ -95,7 +95,6 @@ def _finding(run: Run, drawing: Sequence[SeenPass], evaluations: Sequence[SeenPa
         false_alarm_rate=0.0,
         evidence={
             "kind": "drops" if drops else "draws",
-            "by_design": not drops,
             "stack": [line for _, line in calls],
             "num_looked": len(evaluations),
         },

@@ -192,7 +192,7 @@ def _finding(
     ranks, (first, last) = _ranks(passes), steps_of(run, passes)
     return Finding(
         code=CODE,
-        severity="info",
+        severity="info" if by_design else "confirm",
         claim=claim,
         ranks=ranks,
         step_first=first,
@@ -202,6 +202,6 @@ def _finding(
         expected=expected,
         unit=unit,
         false_alarm_rate=0.0,
-        evidence={"kind": kind, "by_design": by_design, "names": list(names[:100])},
+        evidence={"kind": kind, "names": list(names[:100])},
         next=next,
     )

@@ -32,8 +32,8 @@ LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
     checks={
-        "labels-misplaced": Code(explains=("*unlike-worker",), signal="loss", to_confirm=True),
-        "loss-misapplied": Code(to_confirm=True),
+        "labels-misplaced": Code(explains=("*unlike-worker",), signal="loss"),
+        "loss-misapplied": Code(),
         "padding-trained": Code(),
     },
 )

@@ -89,7 +89,7 @@ def _finding(run: Run, offset: int, offset_by_rank: Mapping[int, int | None]) ->
     # Other objectives, as an autoencoder's, have the token itself for a target; none has one further on.
     return Finding(
         code=CODE,
-        severity="warning" if offset > NEXT or ranks_differ else "info",
+        severity="warning" if offset > NEXT or ranks_differ else "confirm",
         claim=f"Each target on {location} is {target}{contrast}: "
         f"labels are {'shifted twice' if offset > NEXT else 'not those of the next token'}.",
         ranks=ranks,

@@ -156,7 +156,7 @@ def check(run: Run) -> list[Finding]:
     findings: list[Finding] = []
     for kind, misuse in _MISUSES.items():
         keys = [key for key, losses in inputs.items() if kind in losses.kinds]
-        severity = "info" if kind in _MAY_BE_MEANT else "warning"
+        severity = "confirm" if kind in _MAY_BE_MEANT else "warning"
         if keys:
             findings.append(loss_finding(run, CODE, severity, misuse.claim, keys, kind=kind, advice=(misuse.advice,)))
     for kind, misuse in _WRONG_TARGETS.items():

@@ -10,9 +10,8 @@ LAW = Law(
         "loss-scale-wrong": Code(
             explains=("worker-scale", "worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", "*jump"),
             signal="grad_norm",
-            to_confirm=True,
         ),
         "token-imbalance": Code(explains=("*unlike-worker",), signal="tokens"),
-        "token-weights-differ": Code(to_confirm=True),
+        "token-weights-differ": Code(),
     },
 )

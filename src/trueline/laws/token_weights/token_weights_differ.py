@@ -142,7 +142,7 @@ def _groups_finding(steps: Sequence[WeighedStep], groups: Sequence[tuple[int, ..
     counts = ", of ".join(ranks_text(group) for group in groups)
     return Finding(
         code=CODE,
-        severity="warning" if median.factor >= LARGE else "info",
+        severity="warning" if median.factor >= LARGE else "confirm",
         claim=f"A {noun} on {ranks_text(owners[heavy.rank])} weighs {heavy.weight / light.weight:.3g} times one on "
         f"{ranks_text(owners[light.rank])} at step {median.step}: losses are divided by the {noun}s of {counts}, "
         "each by themselves, and not by those of all ranks.",
@@ -169,7 +169,7 @@ def _means_finding(steps: Sequence[WeighedStep], *, large: bool, noun: str) -> F
     heavy, light = max(parts, key=lambda part: part.weight), min(parts, key=lambda part: part.weight)
     return Finding(
         code=CODE,
-        severity="warning" if large else "info",
+        severity="warning" if large else "confirm",
         claim=f"A {noun} in {_place_text(heavy)} weighs {heavy.weight / light.weight:.3g} times one in "
         f"{_place_text(light)} at step {median.step}: {_means_clause(median, parts, noun)}.",
         ranks=tuple(sorted(median.by_rank)),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trueline.judge.check_run import CheckReport
     from trueline.schema.finding import Finding
 
-_COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
+_COMMANDS = {"error": "error", "warning": "warning", "confirm": "notice", "info": "notice"}
 _IN_TEXT = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 _IN_PROPERTY = _IN_TEXT | {":": "%3A", ",": "%2C"}
 

@@ -44,11 +44,11 @@ def junit(report: CheckReport) -> str:
 
 def _add_case(suite: ET.Element, code: str, findings: list[Finding]) -> None:
     case = _case(suite, code)
-    grave = [finding for finding in findings if finding.severity != "info"]
+    grave = [finding for finding in findings if finding.is_grave]
     if grave:
         text = "\n\n".join(_text(finding) for finding in grave)
         ET.SubElement(case, "failure", type=grave[0].severity, message=_clean(grave[0].claim)).text = _clean(text)
-    notices = [_text(finding) for finding in findings if finding.severity == "info"]
+    notices = [_text(finding) for finding in findings if not finding.is_grave]
     if notices:
         ET.SubElement(case, "system-out").text = _clean("\n\n".join(notices))
 

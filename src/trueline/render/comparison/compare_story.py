@@ -44,7 +44,7 @@ class Story:
 def story_of(comparison: Comparison, call: RecordedCall | None = None, ref_call: RecordedCall | None = None) -> Story:
     """The texts for ``comparison``; ``call`` and ``ref_call`` are what the Runs recorded at its first difference."""
     findings = tuple(sorted(comparison.findings, key=lambda finding: SEVERITIES.index(finding.severity)))
-    grave = [finding for finding in findings if finding.severity != "info"]
+    grave = [finding for finding in findings if finding.is_grave]
     leading = grave[0] if grave else None
     return Story(
         status=_status(comparison, leading),

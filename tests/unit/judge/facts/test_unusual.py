@@ -1,0 +1,119 @@
+"""A fact that few healthy trainings have is to confirm, until somebody does."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import trueline
+from trueline.cli.main import app
+from trueline.judge.facts import base_rates, fact
+from trueline.judge.facts.base_rates import BaseRate
+
+ROW = BaseRate(trainings=140, showing=3, at_most=0.054)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Half of twelve updates have the learning rate 0."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    out = tmp_path_factory.mktemp("unusual") / "run"
+    with trueline.watch(model, optimizer, out=out, plan={"every": 1}):
+        for update in range(12):
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.param_groups[0]["lr"] = 0.1 if update < 6 else 0.0
+            optimizer.step()
+            optimizer.zero_grad()
+    return out
+
+
+def rated(monkeypatch, rows):
+    monkeypatch.setattr(fact, "base_rates", lambda: rows)
+
+
+def test_what_is_rare_stands_in_the_verdict_with_its_base_rate(run, monkeypatch):
+    rated(monkeypatch, {"rate-zero": ROW})
+    report = trueline.check(run)
+    (finding,) = report.to_confirm
+    assert finding.id == "unusual.rate-zero"
+    assert finding.claim.endswith(": steps 6-11. Of 140 healthy trainings 3 show this.")
+    assert finding.false_alarm_rate == 0.054
+    assert "; 1 thing to confirm: 6 of 12 updates had the learning rate 0 (50%)." in report.verdict.line
+    assert report.to_json()["status"] == "confirm"
+    assert report.to_json()["confirm"][0]["evidence"]["kind"] == "rate-zero"
+    assert not report.has_incidents
+
+
+@pytest.mark.parametrize("rows", [{}, {"rate-zero": BaseRate(140, 8, 0.1)}, {"rate-zero": BaseRate(0, 0, 1.0)}])
+def test_what_is_not_measured_or_not_rare_is_a_fact_alone(run, monkeypatch, rows):
+    rated(monkeypatch, rows)
+    assert not trueline.check(run).to_confirm
+    assert any("rate-zero" in each.marks for each in trueline.facts(run).facts)
+
+
+def test_facts_name_the_base_rate_of_what_is_unusual(run, monkeypatch):
+    rated(monkeypatch, {"rate-zero": ROW})
+    result = CliRunner().invoke(app, ["facts", str(run)])
+    assert "(50%): steps 6-11; of 140 healthy trainings 3 show this\n" in result.stdout
+    (document,) = (each for each in trueline.facts(run).to_json()["facts"] if each["name"] == "rate-zero")
+    assert document["unusual"] == {"rate-zero": {"trainings": 140, "showing": 3, "at_most": 0.054}}
+
+
+def test_strictly_it_counts_as_found(run, monkeypatch):
+    rated(monkeypatch, {"rate-zero": ROW})
+    assert CliRunner().invoke(app, ["check", str(run)]).exit_code == 0
+    result = CliRunner().invoke(app, ["check", str(run), "--strict", "--json"])
+    assert result.exit_code == json.loads(result.stdout)["exit_code"] == 1
+
+
+def test_facts_have_no_place_in_annotations(run):
+    result = CliRunner().invoke(app, ["check", str(run), "--facts", "--format", "github"])
+    assert "trueline facts" in str(result.exception)
+
+
+def test_what_is_confirmed_stays_silent(run, monkeypatch):
+    rated(monkeypatch, {"rate-zero": ROW})
+    unknown = CliRunner().invoke(app, ["confirm", str(run), "rate-zero"])
+    assert str(unknown.exception).endswith("is called 'rate-zero'. It has unusual.rate-zero.")
+    result = CliRunner().invoke(app, ["confirm", str(run), "unusual.rate-zero"])
+    assert result.exit_code == 0
+    assert "trueline run --plan workers --set confirmed=unusual.rate-zero" in result.stdout
+    report = trueline.check(run)
+    assert not report.to_confirm
+    assert not any(finding.code == "unusual" for finding in report.worth_knowing)
+    assert report.to_json()["status"] != "confirm"
+    assert CliRunner().invoke(app, ["confirm", str(run), "unusual.rate-zero"]).exit_code == 0  # once more is no mistake
+
+
+def test_the_rarest_come_first_and_five_are_shown(run, monkeypatch):
+    from dataclasses import replace
+
+    from trueline.cli.verbs.check import confirm_lines
+    from trueline.judge.check_run import CheckReport
+    from trueline.judge.facts.unusual import unusual_findings
+    from trueline.schema.finding import Finding
+    from trueline.schema.judged import Judged
+
+    rated(monkeypatch, {"rate-zero": ROW})
+    (rare,) = unusual_findings(trueline.facts(run))
+    findings = [replace(rare, expected=0.01 * num, evidence={"kind": f"{num}"}) for num in (3, 1, 2, 5, 4)]
+    law = Finding("grad-accumulates", "confirm", "A gradient changed.")
+    report = CheckReport(str(run), (*findings, law), Judged())
+    assert [finding.id for finding in report.to_confirm] == ["grad-accumulates", *(f"unusual.{n}" for n in range(1, 6))]
+    lines = confirm_lines(report)
+    assert [line.partition(":")[0] for line in lines[:5]] == [
+        "grad-accumulates",
+        *(f"unusual.{n}" for n in range(1, 5)),
+    ]
+    assert lines[5].startswith("and 1 more")
+    assert lines[6] == f"Meant? `trueline confirm {run} grad-accumulates`"
+
+
+def test_every_row_of_the_table_is_of_a_mark():
+    from trueline.judge.facts.training_facts import all_subjects
+
+    marks = {mark.name for subject in all_subjects() for mark in subject.marks}
+    assert set(base_rates.base_rates()) <= marks
