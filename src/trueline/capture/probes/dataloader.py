@@ -19,10 +19,13 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from trueline.capture.model import patches
 from trueline.capture.model.contents import MAX_DEPTH, elements
 from trueline.capture.probes.base import FactProbe, Moment, Step
+from trueline.capture.probes.loader_order import declared_shuffle, order_state, samplers_of, splits_processes
 from trueline.tensor.memory import bits_of
 
 ROWS_LOOKED_AT = 64
 """Rows, evenly spaced, that go into the digest of an in-memory dataset."""
+MAX_EPOCHS = 8
+"""Epochs, the first, of which it is noted what their order is drawn from: each rewrites the environment."""
 
 
 class EpochProbe(FactProbe):
@@ -42,6 +45,8 @@ class EpochProbe(FactProbe):
         self._dataset: int | None = None  # its ``id``: neither it nor a loader is kept alive
         self._last: weakref.ref[DataLoader[Any]] | None = None
         self._count: dict[int, int] = {}
+        self._orders: dict[int, list[str]] = {}
+        self._step_facts: dict[str, Any] | None = None
         self._open: list[tuple[weakref.ref[Any], DataLoader[Any]]] = []
         patches.loader_iterator.add(self._at_iterator)
         patches.loader_iter.add(self._at_iter)
@@ -57,13 +62,16 @@ class EpochProbe(FactProbe):
 
     def follow(self, earlier: EpochProbe) -> None:
         """Go on from what one has seen that has listened since before watching began."""
-        vars(self).update(vars(earlier) | {"_count": dict(earlier._count), "_open": list(earlier._open)})
+        orders = {key: list(order) for key, order in earlier._orders.items()}
+        own = {"_count": dict(earlier._count), "_open": list(earlier._open), "_orders": orders}
+        vars(self).update(vars(earlier) | own)
 
     def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
         if moment == "updated":
             return {} if self.epoch is None else {"epoch": self.epoch}
         self.at_training_step()
         step.facts["data"] = self.facts
+        self._step_facts = step.facts
         return {}
 
     def at_training_step(self) -> None:
@@ -76,7 +84,7 @@ class EpochProbe(FactProbe):
             self._open = []
             self._dataset = id(loader.dataset)
             self.epoch = self._count[self._dataset] - 1
-            self.facts = describe_loader(loader)
+            self.facts = describe_loader(loader) | {"orders": tuple(self._orders[self._dataset])}
 
     def _at_iterator(self, iterator: Any, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
         self._open = [pair for pair in self._open if pair[0]() is not None]
@@ -87,8 +95,14 @@ class EpochProbe(FactProbe):
         key = id(loader.dataset)
         self._count[key] = self._count.get(key, 0) + 1
         self._last = weakref.ref(loader)
+        orders = self._orders.setdefault(key, [])
+        if len(orders) < MAX_EPOCHS:
+            orders.append(order_state(loader))
         if key == self._dataset:
             self.epoch = self._count[key] - 1
+            if self.epoch < MAX_EPOCHS and self._step_facts is not None:
+                # another object: what has changed is told by comparing
+                self.facts = self._step_facts["data"] = self.facts | {"orders": tuple(orders)}
 
 
 def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -109,10 +123,12 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     together = getattr(loader.batch_sampler, "batch_size", None) if loader.batch_size is None else loader.batch_size
     if isinstance(together, int):
         facts["batch_rows"] = together
+    if (shuffles := declared_shuffle(loader)) is not None:
+        facts["shuffles"] = shuffles
     if isinstance(dataset, Subset):
         facts |= {"part_of": rows_digest(dataset.dataset), "drawn": _are_drawn(dataset)}
     keys = {"num_replicas": "num_replicas", "rank": "sampler_rank", "seed": "seed", "shuffle": "shuffle"}
-    if _splits_processes(sampler):
+    if splits_processes(sampler):
         keys = {"num_processes": "num_replicas", "process_index": "sampler_rank"}
     settings = {key: getattr(sampler, name, None) for name, key in keys.items()}
     return facts | {key: value for key, value in settings.items() if isinstance(value, (bool, int))}
@@ -144,25 +160,10 @@ def rows_digest(dataset: Any) -> str:
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:
-    """The sampler that splits the data between ranks, else the innermost; ``loader.sampler`` is a default that nothing
-    uses where a batch sampler was given.
-    """
-    chain: list[Any] = []
-    holder: Any = loader
-    while len(chain) < MAX_DEPTH:
-        inner = getattr(holder, "batch_sampler", None)
-        holder = getattr(holder, "sampler", None) if inner is None else inner  # their truth would call their __len__
-        if holder is None:
-            break
-        chain.append(holder)
-    splitting = [sampler for sampler in chain if hasattr(sampler, "num_replicas") or _splits_processes(sampler)]
+    """The sampler that splits the data between ranks, else the innermost."""
+    chain = samplers_of(loader)
+    splitting = [sampler for sampler in chain if hasattr(sampler, "num_replicas") or splits_processes(sampler)]
     return next(iter(splitting or reversed(chain)), None)
-
-
-def _splits_processes(sampler: Any) -> bool:
-    """True for one like Accelerate's ``BatchSamplerShard``, which splits batches between processes."""
-    attributes = getattr(sampler, "__dict__", {})
-    return isinstance(attributes.get("num_processes"), int) and isinstance(attributes.get("process_index"), int)
 
 
 def _rows(dataset: Any) -> Any:

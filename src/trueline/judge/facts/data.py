@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.series.epochs import MOST_EPOCHS, epochs_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted
 from trueline.store.reader import Run
@@ -53,13 +54,16 @@ def batch(run: Run) -> tuple[str, Any]:
 
 
 def epoch_order(run: Run) -> tuple[str, Any] | None:
-    """Whether the epochs of the first rank have one order of samples."""
-    epochs = _epochs(run)
+    """Whether the epochs of the first rank have one order of samples: of each the samples that it begins with."""
+    ranks = data_parallel_ranks(run)[:1]
+    epochs = epochs_of(run, ranks[0]) if ranks else []
+    if not epochs:
+        raise CannotTell("no DataLoader was gone through, or it is not one of torch, or no batch of samples was seen")
     if len(epochs) < 2:
         return None
-    first, later = epochs[0], epochs[1:]
+    first, later = epochs[0].digests, [epoch.digests for epoch in epochs[1:]]
     # The last epoch may have been left in its midst.
-    equal = [np.array_equal(samples_D, first[: len(samples_D)]) for samples_D in later]
+    equal = [np.array_equal(samples_D[: len(first)], first[: len(samples_D)]) for samples_D in later]
     if all(equal):
         order = "each has the samples of the first in the same order"
     elif not any(equal) and not any(np.isin(samples_D, first).any() for samples_D in later):
@@ -69,7 +73,9 @@ def epoch_order(run: Run) -> tuple[str, Any] | None:
         order = "each has another order than the first"
     else:
         order = f"{sum(equal)} of {len(later)} have the order of the first"
-    return f"{counted(len(epochs), 'epoch')}: {order}", {"epochs": len(epochs), "as_the_first": sum(equal)}
+    number = counted(len(epochs), "epoch")
+    number = f"the first {number}" if len(epochs) == MOST_EPOCHS else number
+    return f"{number}: {order}", {"epochs": len(epochs), "as_the_first": sum(equal)}
 
 
 def loader(run: Run) -> tuple[str, Any]:
@@ -113,23 +119,6 @@ def _digests(run: Run) -> np.ndarray:
     if not len(digests_D):
         raise CannotTell("no batch of samples was seen")
     return digests_D
-
-
-def _epochs(run: Run) -> list[np.ndarray]:
-    """Digests [D] of the first rank's samples in each epoch that was seen."""
-    rank = data_parallel_ranks(run)[:1]
-    epochs_TN, measured_TN = run.pivot("epoch")
-    if not rank or not measured_TN.any():
-        raise CannotTell("no DataLoader was gone through, or it is not one of torch")
-    column = run.ranks.index(rank[0])
-    epoch_of = dict(zip(run.steps.tolist(), epochs_TN[:, column].tolist(), strict=True))
-    by_epoch: dict[float, list[np.ndarray]] = {}
-    for (step, _), digests_D in run.lists("sample_digests", ranks=rank).items():
-        if epoch_of.get(step) == epoch_of.get(step):  # NaN where the DataLoader was not seen
-            by_epoch.setdefault(epoch_of[step], []).append(digests_D)
-    if not by_epoch:
-        raise CannotTell("no batch of samples was seen")
-    return [np.concatenate(by_epoch[epoch]) for epoch in sorted(by_epoch)]
 
 
 def _processes(num: int) -> str:

@@ -103,7 +103,8 @@ def _rank_facts(env: RankEnv) -> dict[str, str]:
         },
         "optimizer": env.optimizer,
         "autocast": env.autocast,
-        "data": env.data,
+        # states of generators differ between ranks and say nothing to a reader
+        "data": {name: value for name, value in env.data.items() if name != "orders"},
         "versions": env.versions,
         "flags": env.flags,
         "environ": env.environ,

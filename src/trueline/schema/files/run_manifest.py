@@ -293,7 +293,9 @@ class RankEnv(BaseModel):
         description="what the training DataLoader shows: dataset_type, dataset_len, rows_digest (content of in-memory "
         "rows, '' unknown), part_of and drawn (of a Subset, that of the whole, and whether rows "
         "were picked in no even order), sampler, num_replicas, sampler_rank, seed, shuffle, batch_size, batch_rows "
-        "(the same, or that of a batch sampler), drop_last, num_workers, stream (an IterableDataset)",
+        "(the same, or that of a batch sampler), drop_last, num_workers, stream (an IterableDataset), shuffles "
+        "(whether sampler or stream declare another order in each epoch), orders (of the first epochs, what their "
+        "order is drawn from: seed and epoch of the sampler or a digest of its generator's state, '' unknown)",
     )
     facts: JobFacts | None = Field(
         default=None, description="what the first rank collected of the job: packages, sources, configurations, modules"

@@ -1,0 +1,109 @@
+"""D12. Epochs have one order of samples, though the sampler shuffles.
+
+Who had it: everyone who forgot `sampler.set_epoch(epoch)`, which torch's documentation warns of; loops that seed the
+global generator at the beginning of each epoch; streams that shuffle with one seed.
+Planted: each of these; the first also with samples that an augmentation changes each time.
+Twin: the epoch is set; the generator is seeded once; the stream's seed follows the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
+
+from gallery.entry import variants
+from gallery.entry_context import EntryContext
+from gallery.families import ORDERS_OF_SAMPLERS
+from gallery.problems import Regression
+from gallery.training import BATCH_SIZE, fit
+from gallery.witness import trains_differently
+
+NUM_EPOCHS = 3
+STEPS_OF_EPOCH = 4
+Batches = Callable[[EntryContext, Any, bool], Iterator[Any]]
+"""Batches of the context and rows; whether each epoch has one order."""
+
+
+class Noisy(Dataset[Any]):
+    """Rows whose inputs get noise of their own each time they are read."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self._rows[index]
+        return {**row, "x": row["x"] + 0.1 * torch.randn(row["x"].shape)}
+
+
+class Shuffled(IterableDataset[Any]):
+    """A stream of the rows of this rank, in an order that its seed draws."""
+
+    def __init__(self, ctx: EntryContext, rows: Any) -> None:
+        self.shuffle = True
+        self.seed = 0
+        self._rows, self._rank, self._num_ranks = rows, ctx.rank, ctx.world_size
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(len(self._rows), generator=torch.Generator().manual_seed(self.seed))
+        return (self._rows[index] for index in order.tolist()[self._rank :: self._num_ranks])
+
+
+def _sampled(ctx: EntryContext, rows: Any, alike: bool) -> Iterator[Any]:
+    sampler: DistributedSampler[Any] = DistributedSampler(rows, num_replicas=ctx.world_size, rank=ctx.rank)
+    loader = DataLoader(rows, batch_size=BATCH_SIZE, sampler=sampler)
+    for epoch in range(NUM_EPOCHS):
+        if not alike:
+            sampler.set_epoch(epoch)
+        yield from loader
+
+
+def _augmented(ctx: EntryContext, rows: Any, alike: bool) -> Iterator[Any]:
+    return _sampled(ctx, Noisy(rows), alike)
+
+
+def _seeded(ctx: EntryContext, rows: Any, alike: bool) -> Iterator[Any]:
+    own_rows = rows.select(range(ctx.rank, len(rows), ctx.world_size))
+    for epoch in range(NUM_EPOCHS):
+        generator = torch.Generator().manual_seed(0 if alike else epoch)
+        yield from DataLoader(own_rows, batch_size=BATCH_SIZE, sampler=RandomSampler(own_rows, generator=generator))
+
+
+def _streamed(ctx: EntryContext, rows: Any, alike: bool) -> Iterator[Any]:
+    stream = Shuffled(ctx, rows)
+    for epoch in range(NUM_EPOCHS):
+        stream.seed = 0 if alike else epoch
+        yield from DataLoader(stream, batch_size=BATCH_SIZE)
+
+
+def _trained(batches: Batches) -> Any:
+    def train(ctx: EntryContext, faulty: bool) -> nn.Module:
+        problem = Regression()
+        rows = problem.dataset(ctx.world_size * STEPS_OF_EPOCH * BATCH_SIZE)
+        return fit(ctx, problem, batches=batches(ctx, rows, faulty), steps=NUM_EPOCHS * STEPS_OF_EPOCH)
+
+    return train
+
+
+_fault = variants(
+    "D12",
+    ("epochs-alike",),
+    trains_differently,
+    ranks=(0, 1),
+    step=STEPS_OF_EPOCH,
+    family=ORDERS_OF_SAMPLERS,
+    causes=("order-drawn-again",),
+)
+
+ENTRIES = (
+    _fault("", "set_epoch is never called", _trained(_sampled)),
+    _fault("augmented", "the same, of samples that change each time", _trained(_augmented)),
+    _fault("seeded", "a generator is seeded again for each epoch", _trained(_seeded)),
+    _fault("stream", "a stream shuffles with one seed", _trained(_streamed)),
+)

@@ -1,0 +1,1 @@
+"""The order of samples in one epoch and the next."""
