@@ -10,7 +10,8 @@ from typing_extensions import TypedDict
 
 from trueline.judge.actions import Action
 from trueline.judge.causes.verdicts import Verdict
-from trueline.judge.facts.fact import Fact
+from trueline.judge.facts.base_rates import BaseRate
+from trueline.judge.facts.fact import Area
 from trueline.judge.incidents import Incident
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
@@ -45,6 +46,17 @@ class JudgedDocument(TypedDict):
     questions: list[AskedDocument]
 
 
+class FactDocument(TypedDict):
+    """What ``Fact.to_json`` makes."""
+
+    name: str
+    area: Area
+    text: str
+    value: Any
+    marks: list[str]
+    unusual: dict[str, BaseRate]
+
+
 class CheckDocument(TypedDict):
     """What `trueline check --json` prints."""
 
@@ -56,7 +68,7 @@ class CheckDocument(TypedDict):
     cause: str | None
     actions: list[Action]
     confirm: list[Finding]
-    facts: list[Fact]
+    facts: list[FactDocument]
     judged: JudgedDocument
     incidents: list[Incident]
     findings: list[Finding]

@@ -63,9 +63,10 @@ class Law:
     training process alone. ``causes.toml`` of the folder, where there is one, has what may be behind a finding.
     Findings ``of_updates`` are about the update itself: holding it still, as trials of phases do, would make them.
     ``answers`` are functions of the folder (``module.function``) by what they are asked: ``left_out`` of a Run, in
-    sentences what of it the law could not judge; ``reference`` of a Run and its reference, the findings and sentences
-    that the comparison of values does not have; ``fault_path`` of a recorded step, the values on the way of a fault and
-    in words from where to where, or None. ``package`` is the folder, as Python imports it.
+    sentences what of it the law could not judge; ``facts`` is a tuple of ``judge.facts.fact.Subject``, what a Run tells
+    of the training; ``reference`` of a Run and its reference, the findings and sentences that the comparison of values
+    does not have; ``fault_path`` of a recorded step, the values on the way of a fault and in words from where to where,
+    or None. ``package`` is the folder, as Python imports it.
     """
 
     checks: Mapping[str, Code] = field(default_factory=dict[str, Code])

@@ -67,7 +67,7 @@ def learning_rate(run: Run) -> tuple[str, Any]:
     steps, rates = _rates(run)
     rates_T = np.array([rates_K[0] for rates_K in rates])
     turns = _turns(rates_T)
-    points = [(int(steps[turn]), float(rates_T[turn])) for turn in turns]
+    points = [[int(steps[turn]), float(rates_T[turn])] for turn in turns]
     texts = [f"{rate:.3g} at {step}" for step, rate in points]
     num_groups = max(map(len, rates))
     head = "learning rate" if num_groups == 1 else f"learning rate of the first of {num_groups} parameter groups"
