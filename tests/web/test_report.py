@@ -122,6 +122,18 @@ def test_what_is_worth_knowing_stands_apart_from_incidents(tmp_path: Path) -> No
     assert {"code": "rng-streams", "claim": "Streams are equal."} in triage["notices"]
 
 
+def test_what_is_to_confirm_and_what_the_training_did_have_their_sections(tmp_path: Path) -> None:
+    unusual = Finding("unusual", "confirm", "Half of the updates had rate 0.", evidence={"kind": "rate-zero"})
+    path = write_run(tmp_path / "a", findings=(unusual,))
+    triage = answers_of(report_on(tmp_path, path))["api/runs/0/triage"]
+
+    assert triage["confirm"] == [{"code": "unusual.rate-zero", "claim": unusual.claim}]
+    assert unusual.claim not in [notice["claim"] for notice in triage["notices"]]
+    facts = trueline.facts(path)
+    assert [area["heading"] for area in triage["training"]] == [heading for heading, _ in facts.by_area()]
+    assert triage["untold"] == facts.unknown_line
+
+
 def test_the_dispersions_of_the_workers_are_there_with_the_band_of_chance(tmp_path: Path) -> None:
     answers = answers_of(report_on(tmp_path, write_run(tmp_path / "exp")))
     offered = [each["key"] for each in answers["api/runs/0/signals"]["signals"] if each["of"] == "job"]

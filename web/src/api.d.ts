@@ -608,7 +608,7 @@ export interface components {
              * Severity
              * @enum {string}
              */
-            severity: "error" | "warning" | "info";
+            severity: "error" | "warning" | "confirm" | "info";
             /**
              * Sites
              * @default []
@@ -813,7 +813,7 @@ export interface components {
              * Severity
              * @enum {string}
              */
-            severity: "error" | "warning" | "info";
+            severity: "error" | "warning" | "confirm" | "info";
             /** Signal */
             signal: string;
             /** Since */
@@ -887,7 +887,7 @@ export interface components {
              * Severity
              * @enum {string}
              */
-            severity: "error" | "warning" | "info";
+            severity: "error" | "warning" | "confirm" | "info";
             /** Signal */
             signal: string;
             /** Site Form */
@@ -955,7 +955,7 @@ export interface components {
         };
         /**
          * Notice
-         * @description A finding that is worth knowing and no fault.
+         * @description A finding that is no fault: worth knowing, or to confirm, where ``code`` is its id.
          */
         Notice: {
             /** Claim */
@@ -1296,13 +1296,25 @@ export interface components {
             steps: string[];
         };
         /**
+         * TrainingArea
+         * @description What the training did, of one area, a line a fact.
+         */
+        TrainingArea: {
+            /** Heading */
+            heading: string;
+            /** Lines */
+            lines: string[];
+        };
+        /**
          * Triage
          * @description All of the first screen. ``status`` is None, and the verdict about the judging itself, until the first judgement
-         *     is there; ``judged_to`` is the step that it saw last.
+         *     is there; ``judged_to`` is the step that it saw last. ``untold`` says what of the training the Run does not tell.
          */
         Triage: {
             /** Checked */
             checked: string;
+            /** Confirm */
+            confirm: components["schemas"]["Notice"][];
             /** Facts */
             facts: [
                 string,
@@ -1338,8 +1350,12 @@ export interface components {
             questions: components["schemas"]["Question"][];
             /** Status */
             status: ("out" | "suspect" | "clear" | "unknown") | null;
+            /** Training */
+            training: components["schemas"]["TrainingArea"][];
             /** Unchecked */
             unchecked: components["schemas"]["Unchecked"][];
+            /** Untold */
+            untold: string;
             /** What */
             what: string;
         };

@@ -117,11 +117,15 @@ function line(incident: Incident, selected: boolean, muted: boolean, open: () =>
 function below(data: Schemas["Triage"]): Node[] {
   const open = data.questions.filter((each) => each.state === "open" || each.state === "partly");
   return [
+    data.confirm.length ? h("section", { id: "confirm" }, h("h2", null, "To confirm"), h("dl", { class: "pairs" }, ...data.confirm.map((notice) => h("div", null, h("dt", null, notice.code), h("dd", null, notice.claim)))),
+      h("p", { class: "quiet" }, "Meant? ", h("code", null, `trueline confirm ${data.path} ${data.confirm[0].code}`))) : document.createTextNode(""),
     data.status === null ? document.createTextNode("") : h("section", null, h("h2", null, "What was judged"),
       open.length ? h("p", null, `Not judged, or in part: ${open.map((each) => each.words).join("; ")}.`) : null,
       data.checked ? h("p", { class: "lead" }, data.checked) : null,
       data.questions.length ? h("details", null, h("summary", null, "Questions"), h("dl", { class: "pairs" }, ...data.questions.map((each) => h("div", null, h("dt", null, each.words), h("dd", { class: each.state }, STATES[each.state]))))) : null,
       data.unchecked.length ? h("details", null, h("summary", null, `${counted(data.unchecked.reduce((sum, each) => sum + each.checks.length, 0), "check")} did not run`), h("dl", { class: "pairs" }, ...data.unchecked.map((each) => h("div", null, h("dt", null, each.checks.join(", ")), h("dd", null, prose(each.why)))))) : null),
+    data.training.length ? h("section", { id: "training" }, h("h2", null, "What the training did"), h("details", null, h("summary", null, `${counted(data.training.reduce((sum, area) => sum + area.lines.length, 0), "fact")}`),
+      ...data.training.flatMap((area) => [h("h3", null, area.heading), h("ul", { class: "notes" }, ...area.lines.map((text) => h("li", null, text)))]), data.untold ? h("p", { class: "quiet" }, data.untold) : null)) : document.createTextNode(""),
     data.notices.length ? h("section", null, h("h2", null, data.status === null ? "Found while it ran" : "Worth knowing"), h("dl", { class: "pairs" }, ...data.notices.map((each) => h("div", null, h("dt", null, each.code), h("dd", null, each.claim))))) : document.createTextNode(""),
     h("section", null, h("h2", null, "Watched"), h("dl", { class: "pairs facts" }, h("div", null, h("dt", null, "Run"), h("dd", null, h("code", null, data.path))), ...data.facts.map(([name, text]) => h("div", null, h("dt", null, String(name)), h("dd", null, String(text)))))),
     data.notes.length ? h("section", null, h("h2", null, "Notes"), h("ul", { class: "notes" }, ...data.notes.map((text) => h("li", null, text)))) : document.createTextNode(""),

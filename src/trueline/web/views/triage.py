@@ -47,10 +47,18 @@ class IncidentLine:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A finding that is worth knowing and no fault."""
+    """A finding that is no fault: worth knowing, or to confirm, where ``code`` is its id."""
 
     code: str
     claim: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingArea:
+    """What the training did, of one area, a line a fact."""
+
+    heading: str
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,7 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Triage:
     """All of the first screen. ``status`` is None, and the verdict about the judging itself, until the first judgement
-    is there; ``judged_to`` is the step that it saw last.
+    is there; ``judged_to`` is the step that it saw last. ``untold`` says what of the training the Run does not tell.
     """
 
     name: str
@@ -88,6 +96,9 @@ class Triage:
     gone: str
     failed: str
     incidents: tuple[IncidentLine, ...]
+    confirm: tuple[Notice, ...]
+    training: tuple[TrainingArea, ...]
+    untold: str
     notices: tuple[Notice, ...]
     unchecked: tuple[Unchecked, ...]
     questions: tuple[Question, ...]
@@ -102,6 +113,7 @@ def triage_of(watched: WatchedRun) -> Triage:
     report = judgement.report
     words = None if report is None else summary(report)
     incidents = () if report is None else tuple(_lines(watched, report))
+    training = None if report is None else report.facts
     facts = _facts(watched)  # like the lines, these may find that the Run is gone
     return Triage(
         name=watched.name,
@@ -117,6 +129,11 @@ def triage_of(watched: WatchedRun) -> Triage:
         gone=watched.read_failure,
         failed=judgement.failed,
         incidents=incidents,
+        confirm=() if report is None else tuple(Notice(finding.id, finding.claim) for finding in report.to_confirm),
+        training=()
+        if training is None
+        else tuple(TrainingArea(name, tuple(lines)) for name, lines in training.by_area()),
+        untold="" if training is None else training.unknown_line,
         notices=tuple(
             Notice(finding.code, finding.claim)
             for finding in (run.live_findings if report is None else report.worth_knowing)
