@@ -12,6 +12,7 @@ import numpy as np
 
 from trueline.judge.compared_ranks import Bools, Floats, Ints
 from trueline.judge.series.declared_sampling import DeclaredSampling
+from trueline.judge.stats.distinct import num_distinct
 from trueline.judge.stats.tails import ALARM_LEVEL, log_e_process
 from trueline.laws.data_split.consumed import Samples, Tally, first_equal
 from trueline.laws.data_split.repeats_in_epoch import RANK_SHARE, TOTAL_SHARE
@@ -167,7 +168,7 @@ def rows_are_distinct(samples: Samples, dataset_len: int) -> bool:
 
     Then, by the pigeonhole principle, no two rows are equal, and none was changed on the fly.
     """
-    return len(np.unique(samples.digest)) == dataset_len < len(samples)
+    return num_distinct(samples.digest) == dataset_len < len(samples)
 
 
 def _size(samples: Samples, block: int) -> int:

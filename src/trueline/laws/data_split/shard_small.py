@@ -57,6 +57,7 @@ from itertools import pairwise
 import numpy as np
 
 from trueline.judge.compared_ranks import Ints
+from trueline.judge.stats.distinct import num_distinct
 from trueline.judge.stats.tails import ALARM_LEVEL
 from trueline.laws.data_split.consumed import Samples, consumed_samples
 from trueline.laws.data_split.coverage import require_returns
@@ -100,7 +101,7 @@ def _slots_by_worker(samples: Samples) -> list[Ints]:
 
 
 def _judge(samples: Samples, slots_of: Sequence[Ints], group: Sequence[int]) -> Finding | None:
-    different = {n: len(np.unique(samples.digest[slots_of[n]])) for n in group if len(slots_of[n])}
+    different = {n: num_distinct(samples.digest[slots_of[n]]) for n in group if len(slots_of[n])}
     if len(different) < 2:
         return None
     few = {n for n, number in different.items() if TIMES_FEWER * number <= np.median([*different.values()])}
