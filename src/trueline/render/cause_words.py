@@ -12,14 +12,20 @@ if TYPE_CHECKING:
 
 
 def speaking_for(report: CheckReport, verdict: Verdict) -> list[str]:
-    """``code: claim`` of those findings of the incident that the cause brings, and of those for information."""
+    """``code: claim`` of findings of the incident that the cause brings, then of those for information, then facts."""
     findings = [report.findings[index] for index in report.incidents[verdict.incident].findings]
     weak = set(verdict.because) - {finding.code for finding in findings}
     notices = [finding for finding in report.findings if not finding.is_grave]
     return [
         *(f"{code}: {claim}" for code, claim in _claims(findings, verdict.because)),
         *(f"{code} (for information): {claim}" for code, claim in _claims(notices, weak)),
+        *_facts(report, weak),
     ]
+
+
+def _facts(report: CheckReport, signs: Collection[str]) -> list[str]:
+    facts = () if report.facts is None else report.facts.facts
+    return [f"{sign}: {fact.line}" for fact in facts for mark in fact.marks if (sign := f"fact:{mark}") in signs]
 
 
 def speaking_against(findings: Sequence[Finding], verdict: Verdict) -> list[str]:

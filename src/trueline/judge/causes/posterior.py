@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from trueline.judge.causes.cause import Cause
-from trueline.judge.causes.signs import Signs
+from trueline.judge.causes.signs import FACT, Signs
+from trueline.judge.facts.base_rates import base_rates
 from trueline.schema.law import facts_of
 
 UNKNOWN = "unknown"
@@ -106,6 +107,8 @@ def explained_by(cause: Cause, sign: str, signs: Signs) -> bool:
 
 
 def _log_ratio(cause: Cause, sign: str, signs: Signs) -> float:
+    if sign.startswith(f"{FACT}:"):
+        return _fact_ratio(cause, sign, signs)
     if not _is_code(sign):
         chance = cause.chance(sign)
         return math.log((chance if sign in signs.fired else 1 - chance) / NEUTRAL)
@@ -116,6 +119,18 @@ def _log_ratio(cause: Cause, sign: str, signs: Signs) -> float:
     return math.log(chance / BY_UNKNOWN) if sign in signs.fired else math.log((1 - chance) / (1 - BY_UNKNOWN))
 
 
+def _fact_ratio(cause: Cause, sign: str, signs: Signs) -> float:
+    """Log of how many times likelier a fact is with ``cause`` than in healthy trainings; 0 where nobody measured how
+    often these show it. The upper end of the interval of that share stands for it, so that a fact which no healthy
+    training showed counts no more than their number allows.
+    """
+    rate = base_rates().get(sign.partition(":")[2])
+    if rate is None or not 0 < rate.at_most < 1:
+        return 0.0
+    chance = cause.chance(sign)
+    return math.log(chance / rate.at_most) if sign in signs.fired else math.log((1 - chance) / (1 - rate.at_most))
+
+
 def _is_code(sign: str) -> bool:
     return "/" not in sign and ":" not in sign
 
@@ -124,6 +139,8 @@ def _root(sign: str) -> str:
     """Root statistic of a sign: of a kind its code and kind; alternatives of who, when and how are one question
     each.
     """
+    if sign.startswith(f"{FACT}:"):
+        return sign
     return (facts_of(sign).root or sign) if _is_code(sign) else sign.partition(":")[0]
 
 

@@ -6,6 +6,8 @@ A sign is one of
 - its code and kind, as ``reduction-mismatch/scaled``: what ``evidence["kind"]`` says;
 - who and when, as ``who:some``, ``who:all``, ``since:start``, ``since:later``, ``steps:one``, ``steps:many``;
 - what ranks were fed with, and by what they compute their loss, as ``inputs:other``, ``loss:alike``;
+- what the training did, as ``fact:rate-zero``: the mark of a fact (``judge/facts``), whose base rate among healthy
+  trainings is measured;
 - what a trial answered, as ``trial-sync:ordering`` (``trial_signs.py``);
 - how the job was run, as ``ranks:one``, ``adapter:ddp`` (``part-in-ddp``: a part of the model alone is wrapped),
   ``sampler:whole`` (``own``: a class of the user's),
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from trueline.judge.compared_ranks import data_parallel_ranks, numbers
+from trueline.judge.facts.training_facts import all_subjects
 from trueline.judge.incidents import Incident
 from trueline.judge.series.declared_sampling import DeclaredSampling, declared_sampling
 from trueline.judge.series.target_places import NEXT, target_places
@@ -33,6 +36,8 @@ from trueline.store.reader import Run
 if TYPE_CHECKING:
     from trueline.judge.check_run import CheckReport
 
+FACT = "fact"
+"""Topic of signs that are facts of the training."""
 _SPLITTING_NOTHING = ("SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 """Samplers of torch.utils.data that know of no ranks."""
 
@@ -75,6 +80,8 @@ def signs_of(report: CheckReport, incident: Incident, known_signs: Collection[st
         | _duration_signs(findings)
         | report.context
     )
+    marks, absent_marks = _fact_signs(report)
+    fired |= marks
     fired |= {trial.sign for trial in report.trials if not trial.code or trial.code in codes}
     fired.add("ranks:one" if report.judged.world_size == 1 else "ranks:several")
     fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
@@ -94,6 +101,8 @@ def signs_of(report: CheckReport, incident: Incident, known_signs: Collection[st
             continue
         if "/" in sign:
             judged = topic in codes and any(_kinds(finding) for finding in findings if finding.code == topic)
+        elif topic == FACT:
+            judged = sign in absent_marks
         elif ":" in sign:
             judged = any(other_sign.startswith(f"{topic}:") for other_sign in fired)
         else:
@@ -101,6 +110,20 @@ def signs_of(report: CheckReport, incident: Incident, known_signs: Collection[st
         if judged:
             silent.add(sign)
     return Signs(frozenset(fired), frozenset(silent), frozenset(hinted))
+
+
+def _fact_signs(report: CheckReport) -> tuple[set[str], set[str]]:
+    """Signs of the marks that apply to facts of the Run, and of those that do not though the Run tells the fact."""
+    if report.facts is None:
+        return set(), set()
+    fired = {f"{FACT}:{mark}" for fact in report.facts.facts for mark in fact.marks}
+    told = {
+        f"{FACT}:{mark.name}"
+        for subject in all_subjects()
+        if subject.words not in report.facts.unknown
+        for mark in subject.marks
+    }
+    return fired, told - fired
 
 
 def _is_beside(info: Finding, findings: Sequence[Finding]) -> bool:

@@ -1,5 +1,6 @@
 """A cause is named where signs speak for it alone, left open where they do not, and never by what nobody looked at."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,18 @@ import pytest
 from tests.unit.healthy_run import healthy_rows, write_run
 
 import trueline
+from trueline.judge.causes import posterior as posterior_module
+from trueline.judge.causes.cause import Cause
 from trueline.judge.causes.library import known_causes
 from trueline.judge.causes.posterior import UNKNOWN, posterior, score
-from trueline.judge.causes.signs import Signs, context_of
+from trueline.judge.causes.signs import Signs, context_of, signs_of
 from trueline.judge.causes.verdicts import verdicts_of
 from trueline.judge.check_run import COMPARE_CODES, JOB_CODES, TRIAL_CODES, CheckReport
+from trueline.judge.facts.base_rates import BaseRate
+from trueline.judge.facts.fact import Fact
+from trueline.judge.facts.training_facts import TrainingFacts
 from trueline.judge.registry import installed_checks
+from trueline.render.cause_words import speaking_for
 from trueline.schema.errors import RunError
 from trueline.schema.finding import NO_UPDATE, Finding
 from trueline.schema.judged import Asked, Judged, NotRun
@@ -480,3 +487,41 @@ def test_a_gradient_that_changed_after_the_mean_is_of_no_collective():
     assert answer(*found, context=["adapter:ddp"]).cause == "wrong-group"
     found[0] = finding("reduction-mismatch", (0,), kind=["replicas-apart", "other", "extra-pass"])
     assert answer(*found, context=["adapter:ddp"]).cause == "backward-on-some-ranks"
+
+
+def with_fact(marks):
+    """A Run of which the learning rate is told; ``marks`` are those that apply to updates at rate 0."""
+    fact = Fact("rate-zero", "update", "60 of 120 updates had the learning rate 0", marks=marks)
+    facts = TrainingFacts("run", (fact,), {"the DataLoader": "none was seen"})
+    return replace(report(finding("param-frozen")), facts=facts)
+
+
+@pytest.mark.parametrize("at_most", [0.02, 0.2])
+def test_a_rare_fact_speaks_for_a_cause_as_much_as_it_is_rare(monkeypatch, at_most):
+    monkeypatch.setattr(posterior_module, "base_rates", lambda: {"rate-zero": BaseRate(140, 0, at_most)})
+    plain = Cause({"param-frozen": "always"}, "Look.", slug="plain")
+    cause = Cause({"param-frozen": "always", "fact:rate-zero": "mostly"}, "Look at the rate.", slug="rate")
+    of_run = with_fact({"rate-zero": "60 of 120 updates had the learning rate 0"})
+    rate = next(said for said in verdicts_of(of_run, [plain, cause]) if said.cause == "rate")
+    assert rate.because == ("param-frozen", "fact:rate-zero")
+    (incident,) = of_run.incidents
+    signs = signs_of(of_run, incident, {"fact:rate-zero", "param-frozen"})
+    assert score(cause, signs) - score(plain, signs) == pytest.approx(math.log(0.8 / at_most))
+    assert speaking_for(of_run, rate)[1].startswith("fact:rate-zero: 60 of 120 updates had the learning rate 0")
+
+
+def test_a_fact_that_was_looked_at_and_is_not_there_speaks_against_and_what_nobody_measured_counts_nothing(monkeypatch):
+    monkeypatch.setattr(posterior_module, "base_rates", lambda: {"rate-zero": BaseRate(140, 0, 0.02)})
+    plain = Cause({"param-frozen": "always"}, "Look.", slug="plain")
+    cause = Cause({"param-frozen": "always", "fact:rate-zero": "mostly"}, "Look at the rate.", slug="rate")
+
+    def gain(of_run):
+        signs = signs_of(of_run, of_run.incidents[0], {"fact:rate-zero", "param-frozen"})
+        return score(cause, signs) - score(plain, signs)
+
+    absent = with_fact({})
+    assert gain(absent) == pytest.approx(math.log(0.2 / 0.98))
+    untold = replace(absent, facts=replace(absent.facts, unknown={"updates at rate 0": "no optimizer was seen"}))
+    assert gain(untold) == 0.0
+    monkeypatch.setattr(posterior_module, "base_rates", dict)
+    assert gain(absent) == 0.0

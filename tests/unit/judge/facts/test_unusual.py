@@ -117,3 +117,11 @@ def test_every_row_of_the_table_is_of_a_mark():
 
     marks = {mark.name for subject in all_subjects() for mark in subject.marks}
     assert set(base_rates.base_rates()) <= marks
+
+
+def test_every_fact_that_a_cause_states_is_a_mark():
+    from trueline.judge.causes.library import known_causes
+    from trueline.judge.facts.training_facts import all_subjects
+
+    marks = {f"fact:{mark.name}" for subject in all_subjects() for mark in subject.marks}
+    assert {sign for cause in known_causes() for sign in cause.shows if sign.startswith("fact:")} <= marks
