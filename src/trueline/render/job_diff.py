@@ -24,6 +24,7 @@ COLUMNS = (
     "set in the reference by",
     "note",
 )
+FACT_COLUMNS = ("fact", "run", "reference")
 _WIDTHS = (8, 18, 16, 46, 30, 30, 40, 40, 40)
 _MAX_CELL = 32_767
 _MAX_NAME = 31
@@ -45,7 +46,8 @@ def _cells(difference: Difference) -> tuple[str, ...]:
 
 
 def write_xlsx(target: Path, job_diff: JobDiff) -> None:
-    """Write the workbook: sheet ``summary``, one for each kind of finding, and ``settings`` with what both jobs tell.
+    """Write the workbook: sheet ``summary``, ``facts`` that differ, one for each kind of finding, and ``settings`` with
+    what both jobs tell.
     Raises ``InputError`` where it cannot be written or XlsxWriter is missing.
     """
     require_xlsxwriter()
@@ -67,6 +69,9 @@ def write_xlsx(target: Path, job_diff: JobDiff) -> None:
         for line, (label, text) in enumerate([*lines, *(("note", note) for note in job_diff.notes)]):
             summary.write_string(line, 0, label, bold)
             summary.write_string(line, 1, clipped(str(visible(text)), _MAX_CELL), wrap)
+        if job_diff.facts:
+            facts = [(pair.name, pair.run, pair.ref) for pair in job_diff.facts]
+            _sheet(book, "facts", FACT_COLUMNS, (20, 60, 60), facts)
         for code in dict.fromkeys(difference.code for difference in job_diff.differences):
             rows = [(entry.likely, *_cells(entry)) for entry in job_diff.differences if entry.code == code]
             _sheet(book, code, COLUMNS, _WIDTHS, rows)
@@ -97,7 +102,7 @@ def _sheet(
 
 
 def write_html(target: Path, job_diff: JobDiff) -> None:
-    """Write the page: the verdict, a row for each difference, notes. Raises ``InputError``."""
+    """Write the page: the verdict, facts that differ, a row for each difference, notes. Raises ``InputError``."""
     rows = "\n".join(_row(difference) for difference in job_diff.differences)
     notes = "\n".join(f"<p>{escape(str(visible(note)))}</p>" for note in job_diff.notes)
     head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
@@ -112,13 +117,26 @@ th, td {{ text-align: left; vertical-align: top; padding: .3rem .6rem; border-bo
 </style></head><body>
 <h1>{escape(str(visible(job_diff.headline)))}</h1>
 <p>Run: {escape(str(visible(job_diff.run)))}<br>Reference: {escape(str(visible(job_diff.ref)))}</p>
-<table><thead><tr>{head}</tr></thead><tbody>
+{_facts(job_diff)}<table><thead><tr>{head}</tr></thead><tbody>
 {rows}
 </tbody></table>
 {notes}
 </body></html>
 """
     save(target, text, kind="page")
+
+
+def _facts(job_diff: JobDiff) -> str:
+    """Table of the facts of two trainings that differ; '' without one."""
+    if not job_diff.facts:
+        return ""
+    head = "".join(f"<th>{name}</th>" for name in FACT_COLUMNS)
+    rows = (
+        "".join(f"<td>{escape(str(visible(text)))}</td>" for text in (pair.name, pair.run, pair.ref))
+        for pair in job_diff.facts
+    )
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<h2>What they did otherwise</h2>\n<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>\n"
 
 
 def _row(difference: Difference) -> str:

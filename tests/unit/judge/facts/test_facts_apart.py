@@ -1,9 +1,11 @@
 """What two trainings did otherwise is said side by side, and nothing of two that did the same."""
 
+import openpyxl
 from tests.synthetic_runs import write_run
 
 import trueline
-from trueline.judge.facts.apart import facts_apart
+from trueline.judge.facts.apart import diff_trainings, facts_apart
+from trueline.render.job_diff import FACT_COLUMNS, write_html, write_xlsx
 from trueline.same_job.fact_pair import ABSENT, FactPair
 
 
@@ -34,3 +36,15 @@ def test_what_one_run_does_not_tell_is_no_difference(tmp_path):
     write_run(tmp_path / "b", num_steps=12)
     pairs = facts_apart(trueline.open_run(tmp_path / "a"), trueline.open_run(tmp_path / "b"))
     assert "learning-rate" not in {pair.name for pair in pairs}
+
+
+def test_workbook_and_page_have_them_too(tmp_path):
+    write_run(tmp_path / "a", num_steps=12, change=with_rate(0.1))
+    write_run(tmp_path / "b", num_steps=12, change=with_rate(0.1, 0.0))
+    job_diff = diff_trainings(tmp_path / "a", tmp_path / "b")
+    write_html(tmp_path / "diff.html", job_diff)
+    write_xlsx(tmp_path / "diff.xlsx", job_diff)
+    for pair in job_diff.facts:
+        assert f"<td>{pair.ref}</td>" in (tmp_path / "diff.html").read_text()
+    rows = list(openpyxl.load_workbook(tmp_path / "diff.xlsx")["facts"].values)
+    assert rows == [FACT_COLUMNS, *((pair.name, pair.run, pair.ref) for pair in job_diff.facts)]
