@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import trueline
 from trueline.judge.facts import data, model
-from trueline.judge.facts.training_facts import SUBJECTS, read_facts
+from trueline.judge.facts.training_facts import all_subjects, read_facts
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_line_has_the_numbers_of_the_training(trained, name, text):
 
 def test_subjects_are_in_one_order_and_the_document_is_json(trained):
     names = [fact.name for fact in trained.facts]
-    assert names == [subject.name for subject in SUBJECTS if subject.name in names]
+    assert names == [subject.name for subject in all_subjects() if subject.name in names]
     document = json.loads(json.dumps(trained.to_json()))
     assert (document["schema"], document["unknown"]) == (1, {})
     assert {"name": "rate-zero", "area": "update", "value": {"updates": 6, "share": 0.5}}.items() <= next(

@@ -1,0 +1,83 @@
+"""The column of the workers table that this law measures, and what one row of it holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trueline.schema.column import Column
+
+FUNCTIONS = (
+    "",
+    "cross-entropy",
+    "binary cross-entropy",
+    "CTC loss",
+    "mean squared error",
+    "smooth L1 loss",
+    "Huber loss",
+    "compiled code",
+)
+"""What computes a term, by its number; '' is what has no name."""
+LIKELIHOODS = ("cross-entropy", "binary cross-entropy", "CTC loss")
+REGRESSIONS = ("mean squared error", "smooth L1 loss", "Huber loss")
+
+OF_ALL, OF_ONE = 2, 3
+"""Numbers that the whole loss, and one term, are multiplied by, and as many that they are divided by."""
+NUM_FIELDS = 6 + 2 * OF_ALL + 2 * OF_ONE
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "loss_terms",
+        "list<float64>",
+        "",
+        "At a few sampled steps, for each term of the loss of each backward pass `LossTerm`: pass, number of the "
+        "function, how many alike, targets that it is a sum over, its value, the loss, then by what the whole loss and "
+        "the term alone are multiplied and divided (NaN: no more).",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One term of the loss that a backward pass was called on, or ``alike`` of them that have the same numbers.
+
+    ``targets`` is how many targets a cross-entropy adds up that does not average by itself, and ``value`` its mean over
+    them; None where unknown. ``loss`` is the whole. All numbers of the column are float64.
+    """
+
+    backward_pass: int
+    function: str
+    alike: int
+    targets: float | None
+    value: float | None
+    loss: float
+    all_times: tuple[float, ...]
+    all_over: tuple[float, ...]
+    times: tuple[float, ...]
+    over: tuple[float, ...]
+
+    @property
+    def factor(self) -> float:
+        """By what it is multiplied by itself, beside what the whole loss is."""
+        return math.prod(self.times) / math.prod(self.over)
+
+    @property
+    def common(self) -> float:
+        """By what the whole loss is multiplied."""
+        return math.prod(self.all_times) / math.prod(self.all_over)
+
+
+def terms_of(row: Sequence[float]) -> Iterator[LossTerm]:
+    """The terms in one row of the column."""
+    for start in range(0, len(row), NUM_FIELDS):
+        number, function, alike, targets, value, loss, *factors = (float(x) for x in row[start : start + NUM_FIELDS])
+        ends = (OF_ALL, 2 * OF_ALL, 2 * OF_ALL + OF_ONE, NUM_FIELDS)
+        starts = (0, *ends[:-1])
+        sides = [
+            tuple(factor for factor in factors[first:end] if not math.isnan(factor))
+            for first, end in zip(starts, ends, strict=True)
+        ]
+        name = FUNCTIONS[int(function)] if int(function) < len(FUNCTIONS) else ""
+        known = (None if math.isnan(targets) else targets, None if math.isnan(value) else value)
+        yield LossTerm(int(number), name, int(alike), *known, loss, *sides)

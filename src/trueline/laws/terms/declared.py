@@ -1,0 +1,11 @@
+"""What a loss is the sum of."""
+
+from trueline.laws.terms.columns import COLUMNS
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    columns=COLUMNS,
+    probes=("probe",),
+    checks={"term-not-divided": Code(signal="loss")},
+    answers={"facts": "facts.SUBJECTS"},
+)

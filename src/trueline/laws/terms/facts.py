@@ -1,0 +1,76 @@
+"""What the loss of a micro-batch is the sum of, as a fact of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.facts.fact import Subject
+from trueline.laws.terms.columns import LossTerm
+from trueline.laws.terms.loss_terms import loss_terms
+from trueline.schema.errors import CannotTell
+from trueline.store.reader import Run
+
+MAX_TERMS = 6
+"""Terms that one line has."""
+
+
+def terms(run: Run) -> tuple[str, Any]:
+    """What ``backward`` is called on, term by term, at the first step of the first rank that was looked at."""
+    rows = loss_terms(run)
+    ranks = data_parallel_ranks(run)[:1]
+    keys = sorted(key for key in rows if key[1] in ranks)
+    if not keys:
+        raise CannotTell("no loss of the first rank was read")
+    step, row = keys[0][0], rows[keys[0]]
+    num_passes = len({term.backward_pass for term in row})
+    first = [term for term in row if term.backward_pass == row[0].backward_pass]
+    words = [_words(term, first) for term in first[:MAX_TERMS]]
+    words += [f"{len(first) - MAX_TERMS} more"] if len(first) > MAX_TERMS else []
+    text = " + ".join(words)
+    common = _factors(first[0].all_times, first[0].all_over)
+    text = f"({text}){common}" if common and len(first) > 1 else text + common
+    if num_passes > 1:
+        text += f", in the first of {num_passes} backward passes of an update"
+    numbers = [
+        {
+            "function": term.function or None,
+            "alike": term.alike,
+            "factor": term.factor * term.common,
+            "targets": term.targets,
+            "value": _value(term, first),
+        }
+        for term in first
+    ]
+    return f"backward is called on {text} (step {step})", {"terms": numbers, "passes": num_passes, "loss": row[0].loss}
+
+
+def _words(term: LossTerm, of_pass: Sequence[LossTerm]) -> str:
+    value = _value(term, of_pass)
+    name = term.function or ("a loss" if len(of_pass) == 1 else "another term")
+    alike = f"{term.alike} times " if term.alike > 1 else ""
+    number = "" if value is None else f" {value:.4g}"
+    targets = "" if term.targets is None else f" × {term.targets:.0f} targets"
+    return alike + name + number + targets + _factors(term.times, term.over)
+
+
+def _value(term: LossTerm, of_pass: Sequence[LossTerm]) -> float | None:
+    """The value of a term: measured, or, of the only one that was not, what it leaves of the whole loss."""
+    if term.value is not None:
+        return term.value
+    unknown = [other for other in of_pass if other.value is None]
+    if len(unknown) > 1 or not term.factor * term.common:
+        return None
+    rest = term.loss / term.common
+    for other in of_pass:
+        if other.value is not None:
+            rest -= other.value * other.factor * other.alike * (1 if other.targets is None else other.targets)
+    return rest / (term.factor * term.alike)
+
+
+def _factors(times: Sequence[float], over: Sequence[float]) -> str:
+    return "".join([f" × {factor:.4g}" for factor in times] + [f" / {divisor:.4g}" for divisor in over])
+
+
+SUBJECTS = (Subject("loss-terms", "loss", "what backward is called on", terms),)

@@ -1,0 +1,158 @@
+"""Find what the loss of each backward pass is the sum of, and by what each term is multiplied and divided."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueline.capture.adapters.base import Guard
+from trueline.capture.model.layout import local
+from trueline.capture.probes.at_backward import BackwardProbe
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.losses import descent
+from trueline.capture.probes.losses.summands import (
+    Scalar,
+    Summand,
+    Summands,
+    averages_itself,
+    cross_entropy_of,
+    summands_of,
+)
+from trueline.capture.probes.parts import ProbeParts
+from trueline.capture.step.passes import Contributions, CountedPasses, Pass
+from trueline.laws.terms.columns import FUNCTIONS, NUM_FIELDS, OF_ALL, OF_ONE
+
+MAX_PASSES = 64
+"""Backward passes of a step that are looked at: of more, the first ones."""
+
+_AWAITED = sys.float_info.max
+"""Stands in a row for a number that is still on the device."""
+
+
+class LossTermsProbe(BackwardProbe):
+    """Reads the graph of each loss at the first sampled steps, and then at gaps that double: what a loss is made of
+    seldom changes. Numbers on a device are copied with the step's row.
+    """
+
+    name = "terms of the loss"
+    moments = ("gradients",)
+    between = None
+
+    def __init__(self, guard: Guard, passes: Contributions) -> None:
+        super().__init__(guard, passes)
+        self._next_age = 0
+
+    def begin(self, step: Step) -> bool:
+        due = step.sampled and step.watched and step.age >= self._next_age
+        if due:
+            self._next_age = max(step.age + 1, 2 * step.age)
+        self._forget(due=due)
+        return due
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
+        """``loss_terms``, float64 [K, fields] on the host, and ``loss_terms_awaited``, float64 [numbers]."""
+        rows, awaited = self._rows, self._awaited
+        self._forget(due=False)
+        return {
+            **_since_first(step.counted, "loss_terms", rows),
+            **_since_first(step.counted, "loss_terms_awaited", awaited),
+        }
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        if not len(terms := host.get("loss_terms", ())):
+            return {}
+        arrived = iter(host["loss_terms_awaited"].tolist() if "loss_terms_awaited" in host else ())
+        rows = [tuple(next(arrived) if x == _AWAITED else x for x in term) for term in terms.tolist()]
+        # NaN is unequal to itself, and would make each row one of its own.
+        alike = Counter(tuple(None if math.isnan(x) else x for x in term) for term in rows)
+        merged = [[math.nan if x is None else x for x in term] for term in alike]
+        for term, number in zip(merged, alike.values(), strict=True):
+            term[2] = float(number)
+        return {"loss_terms": [x for term in merged for x in term]}
+
+    def _forget(self, *, due: bool) -> None:
+        super()._forget(due=due)
+        self._rows: list[tuple[Pass, Tensor]] = []
+        self._awaited: list[tuple[Pass, Tensor]] = []
+
+    def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        backward_pass = self._passes.backward_pass
+        if not self._due or backward_pass is None or len(self._rows) >= MAX_PASSES:
+            return
+        with self._guard(self.name), torch.no_grad():
+            roots = descent.roots_of(tensors)
+            if len(roots) != 1 or roots[0].numel() != 1:
+                return
+            if summands := summands_of(roots[0]):
+                self._add(backward_pass, local(roots[0]).detach(), summands)
+
+    def _add(self, backward_pass: Pass, loss: Tensor, summands: Summands) -> None:
+        awaited: list[Tensor] = []
+        whole = [*_filled(summands.multipliers, OF_ALL), *_filled(summands.divisors, OF_ALL)]
+        rows = [
+            _on_host([float(len(self._rows)), *_measured(part, loss), *whole, *_factors(part)], awaited)
+            for part in summands.parts
+        ]
+        self._rows.append((backward_pass, torch.tensor(rows, dtype=torch.float64).view(-1, NUM_FIELDS)))
+        if awaited:
+            self._awaited.append((backward_pass, torch.stack(awaited)))
+
+
+def _since_first(counted: CountedPasses, name: str, rows: Sequence[tuple[Pass, Tensor]]) -> dict[str, Tensor]:
+    """``rows`` as ``counted`` takes them, also of passes that do not come through the model's output, as that of a
+    penalty for its weights.
+    """
+    counting = [(backward_pass.at, row) for backward_pass, row in rows if backward_pass.at >= counted.first]
+    if not counting:
+        return {}
+    counted.at[name] = np.repeat([at for at, _ in counting], [len(row) for _, row in counting])
+    return {name: torch.cat([row for _, row in counting])}
+
+
+def _measured(part: Summand, loss: Tensor) -> list[Scalar]:
+    """Number of the function, 1, targets, value, and the whole loss."""
+    number = FUNCTIONS.index(part.function) if part.function in FUNCTIONS else 0
+    targets: Scalar = math.nan
+    value: Scalar = math.nan
+    if part.function == "cross-entropy" and (measured := cross_entropy_of(part.node)) is not None:
+        value, targets = measured
+        targets = math.nan if part.averages or averages_itself(part.node) else targets
+    return [float(number), 1.0, targets, value, loss]
+
+
+def _factors(part: Summand) -> list[Scalar]:
+    return [*_filled(part.multipliers, OF_ONE), *_filled(part.divisors, OF_ONE)]
+
+
+def _filled(scalars: Sequence[Scalar], size: int) -> list[Scalar]:
+    """So many numbers: NaN behind the last, and the product of those that are too many as the last."""
+    head, rest = list(scalars[: size - 1]), scalars[size - 1 :]
+    return [*head, math.prod(rest), *[math.nan] * (size - 1 - len(head))] if rest else _padded(head, size)
+
+
+def _padded(scalars: list[Scalar], size: int) -> list[Scalar]:
+    return [*scalars, *[math.nan] * (size - len(scalars))]
+
+
+def _on_host(row: Sequence[Scalar], awaited: list[Tensor]) -> list[float]:
+    """The numbers of ``row`` that the host has; the others are added to ``awaited``."""
+    known: list[float] = []
+    for scalar in row:
+        if isinstance(scalar, Tensor) and scalar.device.type != "cpu":
+            awaited.append(scalar.to(torch.float64).reshape(()))
+            known.append(_AWAITED)
+        else:
+            known.append(float(scalar))
+    return known
+
+
+def make_probe(parts: ProbeParts) -> LossTermsProbe:
+    """The probe of this law for one watched model."""
+    return LossTermsProbe(parts.guard, parts.contributions)
