@@ -16,7 +16,7 @@ from trueline.schema.finding import Finding
 
 if TYPE_CHECKING:
     from trueline.judge.causes.diagnosis import Diagnosis
-    from trueline.judge.causes.verdicts import Verdict
+    from trueline.judge.causes.verdicts import CauseVerdict
 
 TIMEOUT_S = 120.0
 """For one run; the slowest, which compiles, takes tens of seconds on a cold cache."""
@@ -204,7 +204,7 @@ def judge(
     )
 
 
-def answer_on(fault: Fault, diagnosis: Diagnosis) -> Verdict | None:
+def answer_on(fault: Fault, diagnosis: Diagnosis) -> CauseVerdict | None:
     """The first cause of the incident that has a finding of the first of ``must_find``; None where there is none."""
     report, wanted = diagnosis.report, fault.must_find[0].split("|")
     for place, incident in enumerate(report.incidents):
@@ -213,7 +213,7 @@ def answer_on(fault: Fault, diagnosis: Diagnosis) -> Verdict | None:
     return None
 
 
-def cause_found(fault: Fault, answer: Verdict | None) -> CauseFound:
+def cause_found(fault: Fault, answer: CauseVerdict | None) -> CauseFound:
     """Whether ``answer`` names the cause of ``fault``."""
     if answer is None:
         return "none"

@@ -11,7 +11,7 @@ from gallery.scoring import CauseFound, answer_on, cause_found
 
 from trueline.judge.causes.diagnosis import Diagnosis
 from trueline.judge.causes.library import known_causes
-from trueline.judge.causes.verdicts import Verdict, verdicts_of
+from trueline.judge.causes.verdicts import CauseVerdict, verdicts_of
 from trueline.judge.check_run import CheckReport
 from trueline.schema.judged import NotRun
 
@@ -64,7 +64,7 @@ def _unchecked(report: CheckReport, code: str) -> CheckReport:
     return replace(report, findings=findings, judged=replace(report.judged, questions=questions))
 
 
-def _answer(fault: Fault, report: CheckReport) -> Verdict | None:
+def _answer(fault: Fault, report: CheckReport) -> CauseVerdict | None:
     return report.cause(_incident(fault, report)) if report.incidents else None
 
 

@@ -7,7 +7,7 @@ from gallery.scoring import Score
 
 from trueline.judge.check_run import CheckReport
 from trueline.schema.finding import Finding
-from trueline.schema.judged import Asked, Judged
+from trueline.schema.judged import AskedQuestion, Judged
 
 
 def said(id: str, cause: str, found: str, probability: float) -> Score:
@@ -59,7 +59,7 @@ def test_risk_counts_independent_faults_and_bounds_the_wrong_ones():
 def test_less_to_go_by_is_less_to_find_and_less_to_know():
     scaled = Finding("worker-scale", "error", "scaled", (2,), 32, 92, evidence={"kind": ["loss-too"]})
     longer = Finding("worker-grad-norm-outlier", "warning", "longer", (2,), 32, 92)
-    asked = Asked("workers", (scaled.code, longer.code))
+    asked = AskedQuestion("workers", (scaled.code, longer.code))
     report = CheckReport("run", (scaled, longer), Judged((asked,), (0, 1, 2, 3), 4, 100, (0, 99)))
     assert dict(without_causes({"S1": report}, of_family=False)) != {"S1": "named"}
     assert [outcome for _, outcome in without_checks({"S1": report})] == ["named", "abstained"]

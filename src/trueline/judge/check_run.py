@@ -13,8 +13,7 @@ from trueline.judge.answers import left_out_notes, reference_findings
 from trueline.judge.asking import ask_checks, not_run_of
 from trueline.judge.causes.signs import context_of
 from trueline.judge.causes.trial_signs import TrialSign
-from trueline.judge.causes.verdicts import Verdict as CauseVerdict
-from trueline.judge.causes.verdicts import verdicts_of
+from trueline.judge.causes.verdicts import CauseVerdict, verdicts_of
 from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.judge.facts.training_facts import TrainingFacts, read_facts
 from trueline.judge.facts.unusual import unusual_findings
@@ -30,7 +29,16 @@ from trueline.judge.watching_cost import watching_cost
 from trueline.judge.where import Machines, machine_text, machines_of, where_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of
-from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of, judged_together
+from trueline.schema.judged import (
+    EXIT_CODES,
+    AskedQuestion,
+    Judged,
+    NotRun,
+    Question,
+    Verdict,
+    asked_of,
+    judged_together,
+)
 from trueline.schema.law import facts_of
 from trueline.schema.text.shown import Shown
 from trueline.schema.text.words import counted, named_or_ends, whose_text
@@ -445,7 +453,7 @@ def _checks_that_apply(run: Run) -> list[Check]:
     return [installed for installed in installed_checks() if not alone or installed.question == "rollouts"]
 
 
-def _judged(run: Run, questions: tuple[Asked, ...]) -> Judged:
+def _judged(run: Run, questions: tuple[AskedQuestion, ...]) -> Judged:
     steps = run.steps
     return Judged(
         questions=questions,

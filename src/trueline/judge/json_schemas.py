@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from trueline.judge.actions import Action
-from trueline.judge.causes.verdicts import Verdict
+from trueline.judge.causes.verdicts import CauseVerdict
 from trueline.judge.facts.base_rates import BaseRate
 from trueline.judge.facts.fact import Area
 from trueline.judge.incidents import Incident
@@ -25,7 +25,7 @@ _NOT_FINITE = {"enum": ["NaN", "Infinity", "-Infinity"]}
 
 
 class AskedDocument(TypedDict):
-    """What ``Asked.to_json`` makes."""
+    """What ``AskedQuestion.to_json`` makes."""
 
     question: Question
     state: State
@@ -84,7 +84,7 @@ class DiagnoseDocument(TypedDict):
     schema: Literal[1]
     run: str
     verdict: str
-    verdicts: list[Verdict]
+    verdicts: list[CauseVerdict]
     incidents: list[Incident]
     findings: list[Finding]
     judged: JudgedDocument

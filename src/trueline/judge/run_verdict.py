@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from trueline.judge.incidents import Incident
 from trueline.schema.finding import UNUSUAL, WATCH_DEGRADED, Finding
-from trueline.schema.judged import FEWEST_STEPS_OF_ONE, TOPICS, Asked, Judged, Verdict
+from trueline.schema.judged import FEWEST_STEPS_OF_ONE, TOPICS, AskedQuestion, Judged, Verdict
 from trueline.schema.text.words import by_reason, counted, listed
 
 MOST_TO_CONFIRM = 5
@@ -91,13 +91,13 @@ def _left_open(coverage: Judged) -> str:
     return (f". Not tested: {open_topics}" if open_topics else "") + (f". Partly: {partly}" if partly else "")
 
 
-def _topics(questions: Sequence[Asked]) -> str:
+def _topics(questions: Sequence[AskedQuestion]) -> str:
     """Topics of the questions, and in brackets why there is no answer; topics with one reason stand together."""
     pairs = [(TOPICS[question.question], _why(question)) for question in questions]
     return "; ".join(f"{', '.join(topics)} ({why})" if why else ", ".join(topics) for topics, why in by_reason(pairs))
 
 
-def _why(question: Asked) -> str:
+def _why(question: AskedQuestion) -> str:
     """Why most checks of the question have no answer, up to where the reason begins to list examples."""
     whys = [entry.why for entry in question.checks_not_run if entry.lacks]
     return max(whys, key=whys.count).split(": ")[0] if whys else ""

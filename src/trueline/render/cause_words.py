@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trueline.judge.causes.verdicts import Verdict
+    from trueline.judge.causes.verdicts import CauseVerdict
     from trueline.judge.check_run import CheckReport
     from trueline.schema.finding import Finding
 
 
-def speaking_for(report: CheckReport, verdict: Verdict) -> list[str]:
+def speaking_for(report: CheckReport, verdict: CauseVerdict) -> list[str]:
     """``code: claim`` of findings of the incident that the cause brings, then of those for information, then facts."""
     findings = [report.findings[index] for index in report.incidents[verdict.incident].findings]
     weak = set(verdict.because) - {finding.code for finding in findings}
@@ -28,13 +28,13 @@ def _facts(report: CheckReport, signs: Collection[str]) -> list[str]:
     return [f"{sign}: {fact.line}" for fact in facts for mark in fact.marks if (sign := f"fact:{mark}") in signs]
 
 
-def speaking_against(findings: Sequence[Finding], verdict: Verdict) -> list[str]:
+def speaking_against(findings: Sequence[Finding], verdict: CauseVerdict) -> list[str]:
     """Findings that the cause does not bring, with what they say, and checks that it would fail and did not."""
     claims = dict(_claims(findings, verdict.against))
     return [f"{code}: {claims[code]}" if code in claims else f"{code}: nothing found" for code in verdict.against]
 
 
-def excluded_because(findings: Sequence[Finding], verdict: Verdict) -> str:
+def excluded_because(findings: Sequence[Finding], verdict: CauseVerdict) -> str:
     """An excluded cause with the signs that contradict it."""
     codes_found = {finding.code for finding in findings}
     signs = [

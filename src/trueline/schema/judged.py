@@ -123,7 +123,7 @@ class NotRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedQuestion:
     """One question, with the checks that answered it and those that could not."""
 
     question: Question
@@ -154,7 +154,7 @@ class Judged:
     not close the Run: they still run, or were ``killed``, all of them.
     """
 
-    questions: tuple[Asked, ...] = ()
+    questions: tuple[AskedQuestion, ...] = ()
     ranks: tuple[int, ...] = ()
     world_size: int = 1
     num_steps: int = 0
@@ -162,7 +162,7 @@ class Judged:
     unclosed: tuple[int, ...] = ()
     killed: bool = False
 
-    def of(self, *states: State, among: Iterable[Question] = tuple(QUESTIONS)) -> tuple[Asked, ...]:
+    def of(self, *states: State, among: Iterable[Question] = tuple(QUESTIONS)) -> tuple[AskedQuestion, ...]:
         """The questions ``among`` those asked that are in one of ``states``."""
         questions = set(among)
         return tuple(entry for entry in self.questions if entry.state in states and entry.question in questions)
@@ -220,10 +220,10 @@ class Judged:
 
 def asked_of(
     checks_run: Sequence[str], checks_not_run: Sequence[NotRun], question_of: Mapping[str, Question]
-) -> tuple[Asked, ...]:
+) -> tuple[AskedQuestion, ...]:
     """The questions that any of the checks belongs to, in the order of ``QUESTIONS``."""
     entries = (
-        Asked(
+        AskedQuestion(
             question,
             tuple(code for code in checks_run if question_of[code] == question),
             tuple(entry for entry in checks_not_run if question_of[entry.check] == question),

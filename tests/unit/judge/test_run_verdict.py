@@ -7,7 +7,8 @@ import pytest
 from trueline.judge.check_run import CheckReport
 from trueline.render.report.page_summary import Summary, headline, summary
 from trueline.schema.finding import Finding
-from trueline.schema.judged import Asked, Judged, NotRun, Question, asked_of
+from trueline.schema.judged import AskedQuestion as Asked
+from trueline.schema.judged import Judged, NotRun, Question, asked_of
 
 OVERLAP = Finding("shard-overlap", "error", "Rank 0 shares samples.", (0,), 10, 149, next=("Set one seed.",))
 DRIFT = Finding("replica-drift", "error", "Rank 2 drifts.", (2,), 4, 149, next=("Broadcast.", "Look."))

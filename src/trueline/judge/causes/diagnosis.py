@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trueline.judge.causes.trial_signs import read_trial
-from trueline.judge.causes.verdicts import Verdict
+from trueline.judge.causes.verdicts import CauseVerdict
 from trueline.judge.check_run import CheckReport, check
 from trueline.store.reader import Run
 
@@ -23,7 +23,7 @@ class Diagnosis:
     report: CheckReport
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[CauseVerdict, ...]:
         """The causes of each incident, the answer first, then what is nearly as likely, then what is excluded."""
         return self.report.causes
 
@@ -32,7 +32,7 @@ class Diagnosis:
         """Exit code of ``check``: 0 nothing found and enough was judged, 1 found, 3 cannot tell."""
         return self.report.exit_code
 
-    def of(self, incident: int) -> tuple[Verdict, ...]:
+    def of(self, incident: int) -> tuple[CauseVerdict, ...]:
         """The Verdicts on one incident, the answer first."""
         return tuple(verdict for verdict in self.verdicts if verdict.incident == incident)
 

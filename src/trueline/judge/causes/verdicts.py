@@ -40,7 +40,7 @@ _MAX_EXCLUDED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CauseVerdict:
     """What is said of one cause of the incident at ``incident``.
 
     ``standing``: confirmed (supported, and a trial answered as it must), supported (at least ``SUPPORTED`` likely by
@@ -109,13 +109,13 @@ class Verdict:
         }
 
 
-def verdicts_of(report: CheckReport, causes: Sequence[Cause] | None = None) -> tuple[Verdict, ...]:
+def verdicts_of(report: CheckReport, causes: Sequence[Cause] | None = None) -> tuple[CauseVerdict, ...]:
     """The causes of the incidents of ``report``, the answer of each first, among all that are known unless ``causes``
     are given.
     """
     among = known_causes() if causes is None else causes
     signs = {sign for cause in among for sign in (*cause.shows, *cause.needs, *cause.excludes)}
-    verdicts: list[Verdict] = []
+    verdicts: list[CauseVerdict] = []
     for position, incident in enumerate(report.incidents):
         verdicts += _verdicts(report, position, incident, signs_of(report, incident, signs), among)
     return tuple(verdicts)
@@ -123,7 +123,7 @@ def verdicts_of(report: CheckReport, causes: Sequence[Cause] | None = None) -> t
 
 def _verdicts(
     report: CheckReport, position: int, incident: Incident, signs: Signs, causes: Sequence[Cause]
-) -> list[Verdict]:
+) -> list[CauseVerdict]:
     """The answer, then causes that are as likely or nearly, then such as were near but for an exact contradiction."""
     by_slug = {cause.slug: cause for cause in causes}
     telling = [report.findings[index].code for index in incident.findings if not report.explained(index, incident)]
@@ -221,7 +221,7 @@ def _verdict(
     untold: Sequence[NotRun],
     trial: TrialProposal | None,
     answers: Sequence[TrialSign],
-) -> Verdict:
+) -> CauseVerdict:
     codes = [report.findings[index].code for index in incident.findings]
     because = [code for code in codes if code in cause.shows or explained_by(cause, code, signs)]
     weak = sorted(hints(cause, signs) - signs.fired)
@@ -234,7 +234,7 @@ def _verdict(
     lacking_data = [f"{capitalized(why)}." for _, why in missing] if tied else []
     rivals = [rival for rival in tied if rival is not cause]
     settles = [candidate.settles for candidate in (cause, *rivals)][:_MAX_SETTLED]
-    return Verdict(
+    return CauseVerdict(
         cause=cause.slug,
         standing=standing,
         incident=position,
@@ -287,13 +287,13 @@ def _unknown(
     chances: Mapping[str, float],
     untold: Sequence[NotRun],
     answers: Sequence[TrialSign],
-) -> Verdict:
+) -> CauseVerdict:
     decisive = [trial for trial in answers if trial.sign in DECISIVE]
     says = "No known cause explains these findings together"
     if decisive:
         says = f"{decisive[0].text.rstrip('.')}; no known cause explains that with these findings"
     codes = tuple(dict.fromkeys(report.findings[index].code for index in incident.findings))
-    return Verdict(
+    return CauseVerdict(
         cause=UNKNOWN,
         standing="undecided",
         incident=position,
@@ -313,12 +313,12 @@ def _unknown(
 
 def _excluded(
     position: int, incident: Incident, signs: Signs, causes: Sequence[Cause], report: CheckReport
-) -> list[Verdict]:
+) -> list[CauseVerdict]:
     """Causes that bring the telling finding and are contradicted all the same."""
     telling = report.findings[incident.findings[0]].code
     near = [(cause, exclusions(cause, signs)) for cause in causes if telling in cause.codes]
     return [
-        Verdict(cause.slug, "excluded", position, cause.says, 0.0, against=against)
+        CauseVerdict(cause.slug, "excluded", position, cause.says, 0.0, against=against)
         for cause, against in near
         if against and not any(":" in sign for sign in against)
     ][:_MAX_EXCLUDED]

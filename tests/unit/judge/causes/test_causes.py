@@ -23,7 +23,7 @@ from trueline.judge.registry import installed_checks
 from trueline.render.cause_words import speaking_for
 from trueline.schema.errors import RunError
 from trueline.schema.finding import NO_UPDATE, Finding
-from trueline.schema.judged import Asked, Judged, NotRun
+from trueline.schema.judged import AskedQuestion, Judged, NotRun
 from trueline.store.reader import Run
 
 CAUSES = {cause.slug: cause for cause in known_causes()}
@@ -35,7 +35,7 @@ def finding(code, ranks=(2,), step=32, severity="error", **evidence):
 
 
 def report(*findings, ran=(), not_run=(), world_size=4, context=()):
-    asked = Asked("workers", (*ran, *(each.code for each in findings)), tuple(not_run))
+    asked = AskedQuestion("workers", (*ran, *(each.code for each in findings)), tuple(not_run))
     judged = Judged((asked,), tuple(range(world_size)), world_size, 100, (0, 99))
     return CheckReport("run", tuple(findings), judged, context=frozenset(context))
 
