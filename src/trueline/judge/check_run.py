@@ -31,6 +31,7 @@ from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of
 from trueline.schema.judged import (
     EXIT_CODES,
+    FEWEST_STEPS_OF_ONE,
     AskedQuestion,
     Judged,
     NotRun,
@@ -341,7 +342,9 @@ def check(
     calls = {law_check.code: law_check.calls for law_check in checks}
     facts = read_facts(opened)
     confirmed = confirmed_ids(opened)
-    findings = [_unless_confirmed(finding, confirmed) for finding in (*findings, *unusual_findings(facts))]
+    # The trainings that base rates are of went on for longer: what has just begun is like none of them.
+    unusual = unusual_findings(facts) if opened.steps.size >= FEWEST_STEPS_OF_ONE else []
+    findings = [_unless_confirmed(finding, confirmed) for finding in (*findings, *unusual)]
     findings = [
         replace(
             finding,

@@ -89,10 +89,10 @@ class WandB:
             )
 
     def finding(self, finding: Finding) -> None:
-        """An alert, which W&B sends on as the user has set it up there, if it is more than an info."""
+        """An alert, which W&B sends on as the user has set it up there, if it is an error or a warning."""
         text = headline(finding)
         self._run.summary[f"trueline/{finding.code}"] = text
-        if finding.severity != "info":
+        if finding.is_grave:
             level = "ERROR" if finding.severity == "error" else "WARN"
             self._run.alert(title=f"trueline: {finding.code}", text=text, level=level)
 

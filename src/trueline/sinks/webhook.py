@@ -36,7 +36,7 @@ class Webhook:
         """Nothing: a channel is for what went wrong."""
 
     def finding(self, finding: Finding) -> None:
-        if finding.severity == "info" and finding.code != WATCH_DEGRADED:
+        if not finding.is_grave and finding.code != WATCH_DEGRADED:
             return
         text = f"{with_advice(headline(finding), finding)}\nRun: {self._run}"
         headers = {"Content-Type": "application/json"}

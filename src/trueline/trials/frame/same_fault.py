@@ -104,7 +104,7 @@ def outcome_of(path: str, target: TargetFinding, *, ended: str = "", last_step: 
         return Outcome(None, ended or str(error))
     # a run goes on for some updates until its last step is on disk: what begins in these is no finding of that step
     findings = [finding for finding in report.findings if last_step is None or (finding.step_first or 0) <= last_step]
-    codes = tuple(sorted({finding.code for finding in findings if finding.severity != "info"}))
+    codes = tuple(sorted({finding.code for finding in findings if finding.is_grave}))
     matches = [finding for finding in findings if target.is_shown_by(finding)]
     if matches:
         largest = max((finding.measured for finding in matches if finding.measured is not None), default=None)

@@ -248,7 +248,7 @@ def _growth(finding: Finding) -> EvidenceGrowth | None:
 def about_settings(findings: Iterable[Finding]) -> tuple[str, ...]:
     """What findings say of how ranks are set: such differences come and go, and no environment has them."""
     codes = {check.code for check in installed_checks() if check.question == "configuration"}
-    return tuple(finding.claim for finding in findings if finding.code in codes and finding.severity != "info")
+    return tuple(finding.claim for finding in findings if finding.code in codes and finding.is_grave)
 
 
 def _differing(watched: WatchedRun) -> tuple[Differing, ...]:

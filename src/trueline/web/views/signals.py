@@ -193,7 +193,7 @@ def flagged_of(watched: WatchedRun) -> tuple[int, ...]:
     accused = {
         rank
         for finding in (report.findings if report else ())
-        if finding.severity != "info" and set(finding.ranks) != all_ranks
+        if finding.is_grave and set(finding.ranks) != all_ranks
         for rank in finding.ranks
     }
     return tuple(sorted(accused & all_ranks))

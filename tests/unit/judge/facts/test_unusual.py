@@ -1,15 +1,17 @@
 """A fact that few healthy trainings have is to confirm, until somebody does."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from tests.synthetic_runs import write_run
 from torch import nn
 from typer.testing import CliRunner
 
 import trueline
 from trueline.cli.main import app
-from trueline.judge.facts import base_rates, fact
+from trueline.judge.facts import base_rates, fact, training_facts
 from trueline.judge.facts.base_rates import BaseRate
 
 ROW = BaseRate(trainings=140, showing=3, at_most=0.054)
@@ -89,8 +91,6 @@ def test_what_is_confirmed_stays_silent(run, monkeypatch):
 
 
 def test_the_rarest_come_first_and_five_are_shown(run, monkeypatch):
-    from dataclasses import replace
-
     from trueline.cli.verbs.check import confirm_lines
     from trueline.judge.check_run import CheckReport
     from trueline.judge.facts.unusual import unusual_findings
@@ -125,3 +125,16 @@ def test_every_fact_that_a_cause_states_is_a_mark():
 
     marks = {f"fact:{mark.name}" for subject in all_subjects() for mark in subject.marks}
     assert {sign for cause in known_causes() for sign in cause.shows if sign.startswith("fact:")} <= marks
+
+
+def test_a_training_that_has_just_begun_is_asked_nothing(tmp_path, monkeypatch):
+    rated(monkeypatch, {"loss-flat": ROW})
+    marks = (fact.Mark("loss-flat", lambda value: True),)
+    subjects = tuple(
+        replace(each, marks=marks if each.name == "loss" else ()) for each in training_facts.all_subjects()
+    )
+    monkeypatch.setattr(training_facts, "all_subjects", lambda: subjects)
+    begun = write_run(tmp_path / "begun", num_ranks=2, num_steps=7)
+    going = write_run(tmp_path / "going", num_ranks=2, num_steps=8)
+    assert not trueline.check(begun).to_confirm
+    assert [finding.id for finding in trueline.check(going).to_confirm] == ["unusual.loss-flat"]
