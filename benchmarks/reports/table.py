@@ -1,0 +1,96 @@
+"""The page of results, and the list of what is not said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.page import table
+from benchmarks.reports.catalogue import HALVES, Report
+from benchmarks.reports.trial import Tried
+
+INTRODUCTION = """Public reports of faults that no training stops at, written down with a small job of our own each, its
+repaired twin, and what a good first screen would say, before anything was tried on them. *Said* is a report of whose
+words (`words` in its file) one line of the first screen of `trueline check` has one of each list: the verdict, a
+finding, or what is to confirm. A twin is *accused* where its exit code is 1; every line to confirm about a twin counts
+as a wrong one. The half of a report is in the digest of its name: those that are *held* were not looked at while checks
+were built."""
+LIMIT = 160
+
+
+def page(reports: Sequence[Report], trials: Iterable[Tried], head: str) -> str:
+    """The page in Markdown; a report that was not tried has no result."""
+    by_id = {tried.id: tried for tried in trials}
+    sums = [_sums(name, [tried for tried in by_id.values() if tried.half == name]) for name in HALVES]
+    figures = table(
+        ["half", "reports tried", "said", "accused of something else", "nothing said", "job or check broke",
+         "twins accused", "twins with lines to confirm", "such lines"],
+        [row for row in sums if row[1]],
+        right=range(1, 9),
+    )  # fmt: skip
+    rows = [_row(report, by_id[report.id]) for report in reports if report.id in by_id]
+    listed = table(["report", "half", "mechanism", "first line of the screen", "said", "twin"], rows)
+    untried = [report.id for report in reports if report.id not in by_id]
+    parts = [head, INTRODUCTION, figures, listed]
+    if untried:
+        parts.append(f"Not tried yet: {len(untried)} of {len(reports)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def unsaid(reports: Sequence[Report], trials: Iterable[Tried]) -> str:
+    """Each report that is not said, with the first screen of its job; then what is said wrongly of twins."""
+    by_id = {report.id: report for report in reports}
+    parts = ["# Not said"]
+    trials = list(trials)
+    for tried in (tried for tried in trials if not tried.said):
+        report = by_id[tried.id]
+        screen = f"```\n{tried.fault.broke or tried.fault.printed.strip()}\n```"
+        source = f"{report.title} ({report.url})"
+        parts += [f"## {report.id}", source, report.mechanism, f"Good: {report.good}", screen]
+    parts.append("# Twins")
+    for tried in (tried for tried in trials if tried.twin.broke or tried.twin_accused or tried.wrong_lines):
+        lines = [tried.twin.broke] if tried.twin.broke else tried.wrong_lines
+        parts.append(
+            "\n".join([f"## {tried.id}: exit code {tried.twin.exit_code}", "", *(f"- {text}" for text in lines)])
+        )
+    parts.append("# Said")
+    for tried in (tried for tried in trials if tried.said):
+        cause = f" (cause: {tried.fault.causes[0]})" if tried.fault.causes else ""
+        parts.append(f"- {tried.id}: {tried.said[0]}{cause}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _sums(name: str, trials: list[Tried]) -> list[str | int]:
+    broke = [tried for tried in trials if tried.fault.broke or tried.twin.broke]
+    said = [tried for tried in trials if tried.said]
+    otherwise = [tried for tried in trials if not tried.said and tried.accused_otherwise]
+    nothing = len(trials) - len(said) - len(otherwise) - sum(bool(tried.fault.broke) for tried in trials)
+    confirmed = [tried for tried in trials if tried.twin.to_confirm]
+    return [
+        name,
+        len(trials),
+        len(said),
+        len(otherwise),
+        nothing,
+        len(broke),
+        sum(tried.twin_accused for tried in trials),
+        len(confirmed),
+        sum(len(tried.twin.to_confirm) for tried in trials),
+    ]
+
+
+def _row(report: Report, tried: Tried) -> list[str]:
+    twin = tried.twin
+    if twin.broke:
+        healthy = "broke"
+    else:
+        healthy = (
+            f"{'accused: ' if tried.twin_accused else 'to confirm: '}{twin.first}" if tried.wrong_lines else "silent"
+        )
+    cells = [f"[{report.id}]({report.url})", report.half, report.mechanism]
+    answer = "yes" if tried.said else "something else" if tried.accused_otherwise else "no"
+    return [*cells, _cell((tried.said or [tried.fault.first])[0]), answer, _cell(healthy)]
+
+
+def _cell(text: str) -> str:
+    flat = " ".join(text.split()).replace("|", "\\|")
+    return flat if len(flat) <= LIMIT else f"{flat[: LIMIT - 1]}…"
