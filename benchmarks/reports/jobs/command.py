@@ -32,4 +32,4 @@ def connect():
 def say(step, loss, every=20):
     """The loss of rank 0, now and then."""
     if RANK == 0 and step % every == 0:
-        print(f"step {step} loss {float(loss):.4f}", flush=True)
+        print(f"step {step} loss {float(torch.as_tensor(loss).detach()):.4f}", flush=True)
