@@ -24,6 +24,13 @@ COLUMNS: tuple[Column, ...] = (
         "",
         "Where it is one scheduler, the learning rate of each parameter group as that has set it last.",
     ),
+    Column(
+        "schedule_facts",
+        "string",
+        "",
+        "At the first update with these schedulers, JSON of the `optimizer` (a number) and of its `schedules`: their "
+        "class and, where they declare how many of their steps they are made for, `length` and the name that it has.",
+    ),
 )
 
 LAW = Law(
@@ -32,5 +39,6 @@ LAW = Law(
     probes=("probe",),
     checks={
         "schedule-differs": Code(),
+        "schedule-passed": Code(dated=True),
     },
 )

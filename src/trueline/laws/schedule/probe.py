@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +14,13 @@ from trueline.capture.model import patches
 from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.probes.base import FactProbe, Moment, Step
 from trueline.capture.probes.parts import ProbeParts
+from trueline.laws.schedule.lengths import description
 
 
 class ScheduleProbe(FactProbe):
-    """The columns ``schedule_epochs``, ``schedule_calls`` and ``schedule_rates``, by listening to the ``step`` of
-    torch's schedulers: classes with a step of their own are not seen. One that was made before and not stepped yet is
-    only known by what it has done to the optimizer.
+    """The columns ``schedule_epochs``, ``schedule_calls``, ``schedule_rates`` and ``schedule_facts``, by listening to
+    the ``step`` of torch's schedulers: classes with a step of their own are not seen. One that was made before and not
+    stepped yet is only known by what it has done to the optimizer.
     """
 
     name = "schedules"
@@ -26,6 +29,8 @@ class ScheduleProbe(FactProbe):
 
     def __init__(self) -> None:
         self._calls = ObjectTable[LRScheduler, _Calls]()
+        self._described = ObjectTable[Optimizer, tuple[int, list[int]]]()
+        self._next_numbers = itertools.count()
         self._has_forward = False
         for patched in patches.schedules:
             patched.add(self._at_step)
@@ -38,7 +43,7 @@ class ScheduleProbe(FactProbe):
         self._has_forward = False
         return True
 
-    def take(self, moment: Moment, step: Step) -> dict[str, list[int] | list[float]]:
+    def take(self, moment: Moment, step: Step) -> dict[str, list[int] | list[float] | str]:
         if moment == "forward":
             self._has_forward = True
             for calls in self._calls.values():
@@ -46,29 +51,39 @@ class ScheduleProbe(FactProbe):
             return {}
         optimizer = step.optimizer
         schedulers = [] if optimizer is None else [pair for pair in self._calls.items() if _drives(pair[0], optimizer)]
-        if not schedulers:
+        if optimizer is None or not schedulers:
             return {"schedule_epochs": []} if _has_one(optimizer) else {}
-        columns: dict[str, list[int] | list[float]] = {}
+        columns: dict[str, list[int] | list[float] | str] = {}
         if self._has_forward:
             columns["schedule_calls"] = [calls.number for _, calls in schedulers]
         columns["schedule_epochs"] = [int(scheduler.last_epoch) for scheduler, _ in schedulers]
         if len(schedulers) == 1 and (rates := _set_last(schedulers[0][0])):
             columns["schedule_rates"] = rates
+        described, numbers = self._described.get(optimizer), [calls.schedule for _, calls in schedulers]
+        if described is None or described[1] != numbers:
+            columns["schedule_facts"] = self._describe(optimizer, [scheduler for scheduler, _ in schedulers], numbers)
         return columns
+
+    def _describe(self, optimizer: Optimizer, schedulers: list[LRScheduler], numbers: list[int]) -> str:
+        described = self._described.get(optimizer)
+        number = next(self._next_numbers) if described is None else described[0]
+        self._described.set(optimizer, (number, numbers))
+        return json.dumps({"optimizer": number, "schedules": [description(scheduler) for scheduler in schedulers]})
 
     def _at_step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
         is_first = getattr(scheduler, "_step_count", 0) < 1  # the call that its constructor makes, or it counts none
         calls = self._calls.get(scheduler)
         if calls is None:
-            calls = _Calls()
+            calls = _Calls(next(self._next_numbers))
             self._calls.set(scheduler, calls)
         calls.number = 0 if is_first else calls.number + 1
 
 
 @dataclass(slots=True)
 class _Calls:
-    """Of the ``step`` of a scheduler since the last forward pass began."""
+    """Of the ``step`` of a scheduler, which has the number ``schedule``, since the last forward pass began."""
 
+    schedule: int
     number: int = 0
 
 

@@ -35,8 +35,8 @@ for (Accelerate's), while they last. Ranks with different rates are told by `ran
 What it may miss
 ----------------
 Classes with a `step` of their own that are not torch's: of these only rates of 0 are seen. ReduceLROnPlateau until it
-is first stepped. A schedule that is too fast or too slow and does not end: one of updates that is stepped once an epoch
-looks as one of epochs does.
+is first stepped. A schedule that is too slow: one of updates that is stepped once an epoch looks as one of epochs does.
+One that is too fast and does not end at 0 is told by `schedule-passed`, where it declares its length.
 
 Example
 -------
