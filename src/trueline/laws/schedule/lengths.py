@@ -64,13 +64,13 @@ def _length(scheduler: Any) -> tuple[str, int] | None:
     ancestors = {ancestor.__name__ for ancestor in type(scheduler).__mro__}
     if not ancestors.isdisjoint(ENDLESS):
         return None
-    settings: dict[str, Any] = vars(scheduler)
+    settings = cast("dict[str, Any]", scheduler.__dict__)
     # a warm-up has an end that is passed on purpose
     if "LinearLR" in ancestors and not settings.get("end_factor", 1.0) < settings.get("start_factor", 1.0):
         return None
     if (length := _named(settings)) is not None:
         return length
-    functions: list[Any] = settings.get("lr_lambdas") or []
+    functions = cast("list[Any]", settings.get("lr_lambdas") or [])
     lengths = {_of_function(function) for function in functions[:MAX_FUNCTIONS]}
     return lengths.pop() if len(lengths) == 1 else None  # groups with ends of their own have no one end
 

@@ -88,7 +88,7 @@ def _finding(run: Run, schedule: Followed) -> Finding:
         "learning rate "
     )
     if schedule.climbs and schedule.num_lows > 1:
-        claim += f"climbs again, and came to its lowest {schedule.num_lows} times."
+        claim += f"climbs again, and came to its lowest {counted(schedule.num_lows, 'time')}."
     elif schedule.climbs:
         claim += f"climbs again, from {rate_at_end:.3g} to {float(after.max()):.3g}."
     else:
