@@ -5,7 +5,7 @@ from benchmarks.reports import catalogue, table, trial
 from benchmarks.reports.catalogue import Report
 
 REPORTS = catalogue.catalogue()
-SHARED = {"command", "common", "language", "lora"}
+SHARED = {"command", "common", "corridor", "language", "lora"}
 
 
 def finding(claim, severity):
