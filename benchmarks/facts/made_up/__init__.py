@@ -1,0 +1,1 @@
+"""Made-up data and tiny models, in the formats that public trainings read."""
