@@ -2,7 +2,8 @@
 
 Who had it: a large share of the questions about losses that fall too little: softmax in front of CrossEntropyLoss,
 sigmoid in front of BCEWithLogitsLoss, NLLLoss without log_softmax, predictions [B, 1] against targets [B], labels of -1
-and 1, labels that are copies of padded input ids; Q learning whose target is not under no_grad.
+and 1, labels that are copies of padded input ids; a padding token that is the end token, whose labels a collator leaves
+out; Q learning whose target is not under no_grad.
 Planted: each of these.
 Twin: logits; log-probabilities; equal shapes; labels of 0 and 1; padding that is left out.
 """
@@ -93,6 +94,24 @@ class Padded(CausalLM):
         return self.loss(model, {**batch, "labels": batch["input_ids"]})
 
 
+class Ended(Padded):
+    """The same texts with an end behind each, which is also the padding."""
+
+    end = 0
+
+    def dataset(self, num_samples: int, *, seed: int = 0) -> Rows:
+        """The end is at the last attended place, and its label counts."""
+        columns = super().dataset(num_samples, seed=seed).columns
+        mask_BL, ids_BL = columns["attention_mask"], columns["input_ids"].clamp(min=self.end + 1)
+        ids_BL = torch.where(mask_BL.cumsum(1) * mask_BL == mask_BL.sum(1, keepdim=True), self.end, ids_BL * mask_BL)
+        labels_BL = ids_BL.masked_fill(mask_BL == 0, -100)
+        return Rows({"input_ids": ids_BL, "attention_mask": mask_BL, "labels": labels_BL})
+
+    def loss_of_words(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss where labels are left out by the id of the padding."""
+        return self.loss(model, {**batch, "labels": batch["labels"].masked_fill(batch["input_ids"] == self.end, -100)})
+
+
 class _Masked(nn.Module):
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
@@ -111,7 +130,7 @@ _fault = variants(
     family="losses that are given something else",
     causes=("loss-misapplied",),
 )
-_classes, _labels = Vision(), Padded()
+_classes, _labels, _ended = Vision(), Padded(), Ended()
 _cross_entropy = _vision(functional.cross_entropy)
 
 ENTRIES = (
@@ -165,5 +184,13 @@ ENTRIES = (
         must_find=("padding-trained",),
         family=WEIGHTS_OF_TOKENS,
         causes=("padding-counted",),
+    ),
+    _fault(
+        "end",
+        "the end of each text is left out with the padding, which is the same token",
+        trained(_ended, _ended.loss_of_words, _ended.loss),
+        must_find=("end-untrained",),
+        family=WEIGHTS_OF_TOKENS,
+        causes=("end-left-out",),
     ),
 )

@@ -26,12 +26,20 @@ COLUMNS: tuple[Column, ...] = (
         "On some sampled steps, for each of `PLACES` how many targets of the cross-entropy have an input token so many "
         "places on, then how many of these equal it.",
     ),
+    Column(
+        "end_tokens",
+        "list<int64>",
+        "",
+        "On some sampled steps, of each pass over token ids `EndTokens`: how its rows end, and whether that, and what "
+        "the configuration calls the end of a text, is a target.",
+    ),
 )
 
 LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
     checks={
+        "end-untrained": Code(),
         "labels-misplaced": Code(explains=("*unlike-worker",), signal="loss"),
         "loss-misapplied": Code(),
         "padding-trained": Code(),

@@ -12,18 +12,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trueline.capture.model.layout import local
+from trueline.capture.model.contents import elements, stored
+from trueline.capture.model.layout import local, unwrap
 from trueline.capture.probes.at_backward import BackwardProbe
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import attention_mask, token_ids
-from trueline.capture.probes.losses import cross_entropy, descent, loss_inputs
+from trueline.capture.probes.losses import cross_entropy, descent, end_tokens, loss_inputs
 from trueline.capture.probes.losses.attached_targets import mark
 from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.passes import Pass
+from trueline.schema.columns.end_tokens import NONE
 from trueline.schema.columns.loss_inputs import LossInputs
 from trueline.schema.columns.target_places import PLACES
+
+MAX_PASSES = 8
+"""Passes of a step of which it is told how their rows end."""
 
 
 class TargetPlaceProbe(BackwardProbe):
@@ -37,8 +42,9 @@ class TargetPlaceProbe(BackwardProbe):
     between = None
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared, and
-        ``loss_operations``, int64 [M], and ``loss_inputs``, int64 [M, numbers], of all.
+        """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared, ``end_tokens``,
+        int64 [M, numbers], of those over token ids, and ``loss_operations``, int64 [M], and ``loss_inputs``, int64
+        [M, numbers], of all.
         """
         if moment == "batch":
             ids, mask = token_ids(*step.args, **step.kwargs), attention_mask(*step.args, **step.kwargs)
@@ -47,21 +53,25 @@ class TargetPlaceProbe(BackwardProbe):
             return {}
         if moment == "output":
             self._calls += 1
+            self._eos = NONE if step.module is None else _end_of_text(step.module)
             mark(step.output, self._calls)
             return {}
-        rows, operations, inputs = self._rows, self._operations, self._inputs
+        rows, operations, inputs, ends = self._rows, self._operations, self._inputs, self._ends
         self._forget(due=False)
         of_targets = step.counted.take("target_places", rows, backward=True)
         of_loss = step.counted.take("loss_inputs", inputs, backward=True)
-        return {**of_targets, **of_loss, **step.counted.take("loss_operations", operations, backward=True)}
+        of_ends = step.counted.take("end_tokens", ends, backward=True)
+        return {**of_targets, **of_ends, **of_loss, **step.counted.take("loss_operations", operations, backward=True)}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``target_places`` and ``loss_inputs``, the sums over the passes of the step, and ``loss_operations`` of the
-        first one.
+        first one; ``end_tokens`` of each.
         """
         columns: dict[str, Any] = {}
         if len(counts := host.get("target_places", ())):
             columns["target_places"] = counts.sum(0).tolist()
+        if len(ends := host.get("end_tokens", ())):
+            columns["end_tokens"] = ends.flatten().tolist()
         if len(digests := host.get("loss_operations", ())):
             columns["loss_operations"] = int(digests[0])
         if len(inputs := host.get("loss_inputs", ())):
@@ -74,6 +84,8 @@ class TargetPlaceProbe(BackwardProbe):
         self._calls = 0
         self._ids: Tensor | None = None
         self._mask: Tensor | None = None
+        self._eos = NONE
+        self._ends: list[tuple[Pass, Tensor]] = []
         self._inputs: list[tuple[Pass, Tensor]] = []
         self._rows: list[tuple[Pass, Tensor]] = []
         self._operations: list[tuple[Pass, Tensor]] = []
@@ -91,6 +103,9 @@ class TargetPlaceProbe(BackwardProbe):
             targets = [] if ids is None else cross_entropy.targets(roots)
             if ids is not None and len(targets) == 1:
                 counts = _counts(ids, *targets[0])
+                if len(self._ends) < MAX_PASSES and targets[0][0].device == ids.device and ids.numel():
+                    numbers = end_tokens.row_of(ids, self._mask, *targets[0], self._eos)
+                    self._ends.append((backward_pass, numbers[None]))
                 self._rows += [] if counts is None else [(backward_pass, counts[None])]
 
 
@@ -116,6 +131,13 @@ def _counts(ids_BT: Tensor, target: Tensor, ignored: int, first_position: int | 
         compared.append(counts.sum())
         equal.append((is_equal & counts).sum())
     return torch.stack([*compared, *equal])
+
+
+def _end_of_text(module: nn.Module) -> int:
+    """The id that the configuration of a model calls the end of a text, of several the first."""
+    eos = stored(stored(unwrap(module), "config"), "eos_token_id")
+    eos = next(elements(eos), None) if issubclass(type(eos), (list, tuple)) else eos
+    return eos if type(eos) is int else NONE
 
 
 def make_probe(parts: ProbeParts) -> TargetPlaceProbe:
