@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
-
-import numpy as np
 
 from trueline.schema.text.words import listed
+from trueline.store.mean_losses import mean_losses
 from trueline.store.reader import Run
 
 _LOSS_RTOL = 1e-5
@@ -63,7 +61,7 @@ def compare_curves(run: Run | None, ref: Run | None) -> Curves:
     """Compare the curves of two Runs; with None for a job that is no Run, nothing is known."""
     if run is None or ref is None:
         return Curves()
-    losses = [_mean_losses(side) for side in (run, ref)]
+    losses = [dict(zip(steps.tolist(), means.tolist(), strict=True)) for steps, means in map(mean_losses, (run, ref))]
     common = sorted(losses[0].keys() & losses[1].keys())
     pairs = [(step, losses[0][step], losses[1][step]) for step in common]
     loss = _first_part(pairs, _LOSS_RTOL)
@@ -71,13 +69,6 @@ def compare_curves(run: Run | None, ref: Run | None) -> Curves:
     began = moment if common else ""
     equal = bool(common) and _first_part(pairs, 0.0) is None
     return Curves(began, len(common), equal, loss, _first_rate_part(run, ref))
-
-
-def _mean_losses(run: Run) -> dict[int, float]:
-    """Mean loss over the ranks, by step."""
-    losses_TN, measured_TN = run.pivot("loss")
-    measured_T = np.flatnonzero(measured_TN.any(axis=1))
-    return {int(run.steps[t]): float(cast(Any, np.mean(losses_TN[t][measured_TN[t]]))) for t in measured_T}
 
 
 def _first_rate_part(run: Run, ref: Run) -> CurvePart | None:

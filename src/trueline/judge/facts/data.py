@@ -79,19 +79,37 @@ def epoch_order(run: Run) -> tuple[str, Any] | None:
     return f"{number}: {order}", {"epochs": len(epochs), "as_the_first": sum(equal)}
 
 
+def read_twice(run: Run) -> tuple[str, Any] | None:
+    """Samples that the first rank read more than once within its first epoch, where that came to its end."""
+    ranks = data_parallel_ranks(run)[:1]
+    epochs = epochs_of(run, ranks[0]) if ranks else []
+    if len(epochs) < 2:
+        return None
+    digests_D = epochs[0].digests
+    num_again = len(digests_D) - len(np.unique(digests_D))
+    if not num_again:
+        return None
+    text = f"{num_again:,} of {counted(len(digests_D), 'sample')} of the first epoch were read before in that epoch"
+    return text, {"again": num_again, "samples": len(digests_D)}
+
+
 def loader(run: Run) -> tuple[str, Any]:
     """What the DataLoader of the first rank was made with."""
-    made = _loader(run)
-    if not made:
+    settings = _loader(run)
+    if not settings:
         raise CannotTell("no DataLoader of torch was seen")
-    words = [str(made.get("dataset_type") or "a data set")]
-    words += [f"read by {made['sampler']}"] if made.get("sampler") else []
-    words += ["shuffled" if made["shuffle"] else "not shuffled"] if isinstance(made.get("shuffle"), bool) else []
-    if isinstance(made.get("num_workers"), int):
-        words.append(counted(made["num_workers"], "loader worker") if made["num_workers"] else "no loader workers")
-    words += ["the last incomplete batch is dropped"] if made.get("drop_last") is True else []
-    known = ("dataset_type", "sampler", "shuffle", "num_workers", "drop_last", "seed", "batch_size")
-    return ", ".join(words), {name: made[name] for name in known if name in made}
+    words = [str(settings.get("dataset_type") or "a data set")]
+    words += [f"read by {settings['sampler']}"] if settings.get("sampler") else []
+    words += (
+        ["shuffled" if settings["shuffle"] else "not shuffled"] if isinstance(settings.get("shuffle"), bool) else []
+    )
+    if isinstance(settings.get("num_workers"), int):
+        words.append(
+            counted(settings["num_workers"], "loader worker") if settings["num_workers"] else "no loader workers"
+        )
+    words += ["the last incomplete batch is dropped"] if settings.get("drop_last") is True else []
+    recorded = ("dataset_type", "sampler", "shuffle", "num_workers", "drop_last", "seed", "batch_size")
+    return ", ".join(words), {name: settings[name] for name in recorded if name in settings}
 
 
 def tokens(run: Run) -> tuple[str, Any] | None:

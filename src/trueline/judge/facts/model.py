@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,25 +14,35 @@ from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.text.words import counted, listed, named_some
 from trueline.store.reader import Run
 
+ADAPTER = re.compile(r"lora|adapter|ia3|prompt|prefix|oft_|boft|hada_|lokr|vera_|dora", re.IGNORECASE)
+"""Parts of the names of parameters that are trained beside a model that is frozen: those of PEFT's methods."""
+WITH_MASTERS = ("deepspeed", "megatron")
+"""Adapters of frameworks whose optimizers update float32 copies of weights in 16 bits."""
+SHORT = ("bfloat16", "float16")
+
 MAX_NORMS = 10_000_000
 """Norms of single parameters on all ranks that are looked at together: of longer Runs every so many steps."""
 
 
 def parameters(run: Run) -> tuple[str, Any]:
-    """Parameters that are trained and that are frozen, with the numbers they hold, on all ranks of one replica."""
-    trained = {
-        name: math.prod(shape) for env in _envs(run) for name, shape in zip(env.params, env.param_shapes, strict=False)
-    }
-    frozen = sorted({name for env in _envs(run) for name in env.frozen})
-    text = f"{counted(len(trained), 'parameter')} trained, of {sum(trained.values()):,} numbers on a rank"
+    """Parameters that are trained and that are frozen, on all ranks together, and the numbers that each rank holds of
+    the first.
+    """
+    envs = _envs(run)
+    trained = {name for env in envs for name in env.params}
+    frozen = sorted({name for env in envs for name in env.frozen})
+    numbers = [sum(env.param_sizes.values()) for env in envs]
+    amount = f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"
+    text = f"{counted(len(trained), 'parameter')} trained, of {amount} numbers on a rank"
     text += f"; {len(frozen)} frozen ({named_some(frozen)})" if frozen else "; none frozen"
-    return text, {"trained": len(trained), "numbers": sum(trained.values()), "frozen": len(frozen)}
+    values: dict[str, Any] = {"trained": len(trained), "numbers": max(numbers), "frozen": len(frozen)}
+    return text, values | {"adapters": any(ADAPTER.search(name) is not None for name in trained)}
 
 
 def without_gradient(run: Run) -> tuple[str, Any]:
     """Trained parameters that no sampled step brought a gradient to, or only one of zeros, on any rank."""
     # Over all ranks: a rank that holds no shard of a parameter has no gradient of it.
-    seen, reached = set[str](), set[str]()
+    sampled_names, reached = set[str](), set[str]()
     num_values = len(run.ranks) * max((len(env.params) for env in run.env.values()), default=1)
     sampled = run.steps[run.measured("param_grad_norms").any(axis=1)]
     num_steps = max(MAX_NORMS // max(num_values, 1), 1)
@@ -41,11 +52,11 @@ def without_gradient(run: Run) -> tuple[str, Any]:
         names = run.env[rank].params if rank in run.env else []
         # After a change of the parameters, lists are about others than the names of today.
         if len(names) == len(norms_P):
-            seen |= set(names)
+            sampled_names |= set(names)
             reached |= {names[index] for index in np.flatnonzero(~(norms_P <= 0)).tolist()}  # NaN reached it, too
-    if not seen:
+    if not sampled_names:
         raise CannotTell("no gradient of single parameters was sampled")
-    without = sorted(seen - reached)
+    without = sorted(sampled_names - reached)
     text = "every trained parameter had a gradient"
     if without:
         text = f"{counted(len(without), 'trained parameter')} never had a gradient: {named_some(without)}"
@@ -66,25 +77,32 @@ def evaluation_modules(run: Run) -> tuple[str, Any]:
     numbers_TN, measured_TN = run.pivot("eval_modules")
     if not measured_TN.any():
         raise CannotTell("no forward pass was sampled")
-    most = int(numbers_TN[measured_TN].max())
+    most_modules = int(numbers_TN[measured_TN].max())
     steps = run.steps[(measured_TN & (numbers_TN > 0)).any(axis=1)]
-    looked = int(measured_TN.any(axis=1).sum())
-    if not most:
-        return f"all modules were in training mode at {counted(looked, 'sampled step')}", {"most": 0, "steps": 0}
-    text = f"{counted(most, 'module')} in evaluation mode at {len(steps)} of {counted(looked, 'sampled step')}"
-    return text, {"most": most, "steps": len(steps)}
+    num_sampled = int(measured_TN.any(axis=1).sum())
+    if not most_modules:
+        return f"all modules were in training mode at {counted(num_sampled, 'sampled step')}", {"most": 0, "steps": 0}
+    modules, sampled = counted(most_modules, "module"), counted(num_sampled, "sampled step")
+    text = f"{modules} in evaluation mode at {len(steps)} of {sampled}"
+    return text, {"most": most_modules, "steps": len(steps)}
 
 
 def weight_dtypes(run: Run) -> tuple[str, Any]:
-    """Dtypes of parameters, with how many have each."""
+    """Dtypes of parameters, with how many have each, and whether the framework updates copies of them in float32."""
     envs = _envs(run)
     numbers = Counter(dtype.removeprefix("torch.") for dtype in envs[0].param_dtypes)
     if not numbers:
         raise CannotTell("dtypes of parameters were not recorded")
-    most_first = dict(numbers.most_common())
-    if len(most_first) == 1:
-        return f"all parameters are {next(iter(most_first))}", most_first
-    return f"of the parameters {listed([f'{num} are {dtype}' for dtype, num in most_first.items()])}", most_first
+    by_number = dict(numbers.most_common())
+    values = {"dtypes": by_number, "masters": run.manifest.adapter in WITH_MASTERS}
+    if len(by_number) == 1:
+        return f"all parameters are {next(iter(by_number))}", values
+    return f"of the parameters {listed([f'{num} are {dtype}' for dtype, num in by_number.items()])}", values
+
+
+def only_in_16_bits(value: Mapping[str, Any]) -> bool:
+    """Whether all weights have 16 bits, and the optimizer updates these and no copies."""
+    return not value["masters"] and set(value["dtypes"]) <= set(SHORT)
 
 
 def _envs(run: Run) -> list[RankEnv]:

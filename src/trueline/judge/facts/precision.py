@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.compared_ranks import columns_of, data_parallel_ranks, differs
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.text.words import counted, listed, named_some
@@ -34,8 +35,8 @@ def switches(run: Run) -> tuple[str, Any]:
     if "float32_matmul_precision" in flags:
         words.append(f"float32 matrix products at precision '{flags['float32_matmul_precision']}'")
     words += ["cuDNN chooses kernels by measuring"] if flags.get("cudnn_benchmark") else []
-    known = ("deterministic_algorithms", "float32_matmul_precision", "cudnn_benchmark", "matmul_tf32", "cudnn_tf32")
-    return ", ".join(words), {name: flags[name] for name in known if name in flags}
+    recorded = ("deterministic_algorithms", "float32_matmul_precision", "cudnn_benchmark", "matmul_tf32", "cudnn_tf32")
+    return ", ".join(words), {name: flags[name] for name in recorded if name in flags}
 
 
 def streams(run: Run) -> tuple[str, Any]:
@@ -46,14 +47,13 @@ def streams(run: Run) -> tuple[str, Any]:
         raise CannotTell("no state of a random stream was sampled")
     # A stream that nobody draws from cannot matter, whatever its state.
     bits = int(np.bitwise_or.reduce(used_TN[measured_TN].astype(np.int64)))
-    words: list[str] = []
-    shared: dict[str, bool | None] = {}
-    for place, (column, whose) in enumerate(STREAMS.items()):
-        if bits & 1 << place:
-            shared[column] = _alike(run, column, ranks)
-            alike = {True: " (all ranks at one place of it)", False: " (ranks at other places of it)", None: ""}
-            words.append(f"{whose} stream{alike[shared[column]]}")
-    return (f"random numbers come from {listed(words)}" if words else "no global random stream is drawn from"), shared
+    shared = {column: _is_shared(run, column, ranks) for index, column in enumerate(STREAMS) if bits & 1 << index}
+    positions = {True: " (all ranks at one place of it)", False: " (ranks at other places of it)", None: ""}
+    words = [f"{STREAMS[column]} stream{positions[is_shared]}" for column, is_shared in shared.items()]
+    # Of what is drawn between two samples only the state before and after is seen.
+    return (
+        f"random numbers may come from {listed(words)}" if words else "no global random stream is drawn from"
+    ), shared
 
 
 def starts(run: Run) -> tuple[str, Any]:
@@ -66,15 +66,15 @@ def starts(run: Run) -> tuple[str, Any]:
     return text, {"starts": len(steps), "steps": steps}
 
 
-def _alike(run: Run, column: str, ranks: list[int] | tuple[int, ...]) -> bool | None:
+def _is_shared(run: Run, column: str, ranks: Sequence[int]) -> bool | None:
     """True if all ranks had one state at every step at which it is known; None for a single rank, or if unknown."""
     states_TN, measured_TN = run.digests(column)
-    columns = [run.ranks.index(rank) for rank in ranks]
+    columns = columns_of(run, ranks)
     states_TN, measured_TN = states_TN[:, columns], measured_TN[:, columns]
     whole_T = measured_TN.all(axis=1)
     if len(ranks) < 2 or not whole_T.any():
         return None
-    return bool((states_TN[whole_T] == states_TN[whole_T][:, :1]).all())
+    return not differs(states_TN[whole_T], measured_TN[whole_T]).any()
 
 
 def _env(run: Run) -> RankEnv:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from trueline.judge.facts import data, model, precision, update
+from trueline.judge.facts import data, loss, model, precision, update
 from trueline.judge.facts.fact import AREAS, Fact, Mark, Subject
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.law import installed_laws
@@ -28,17 +28,69 @@ SCHEMA = 1
 SUBJECTS: tuple[Subject, ...] = (
     Subject("samples", "data", "samples", data.samples),
     Subject("loader", "data", "the DataLoader", data.loader),
-    Subject("epoch-order", "data", "the order of epochs", data.epoch_order),
+    Subject(
+        "epoch-order",
+        "data",
+        "the order of epochs",
+        data.epoch_order,
+        (Mark("epochs-in-one-order", lambda value: value["as_the_first"] == value["epochs"] - 1),),
+    ),
+    Subject(
+        "read-twice",
+        "data",
+        "samples that come again within an epoch",
+        data.read_twice,
+        (Mark("samples-twice-in-an-epoch", lambda value: value["again"] > 0),),
+    ),
     Subject("batch", "data", "the size of batches", data.batch),
     Subject("tokens", "data", "tokens", data.tokens),
-    Subject("parameters", "model", "parameters", model.parameters),
-    Subject("without-gradient", "model", "parameters without a gradient", model.without_gradient),
+    Subject(
+        "parameters",
+        "model",
+        "parameters",
+        model.parameters,
+        (Mark("frozen-without-adapters", lambda value: value["frozen"] > 0 and not value["adapters"]),),
+    ),
+    Subject(
+        "without-gradient",
+        "model",
+        "parameters without a gradient",
+        model.without_gradient,
+        (Mark("parameters-without-gradient", lambda value: bool(value["without"])),),
+    ),
     Subject("tied", "model", "ties", model.tied),
-    Subject("evaluation-modules", "model", "modules in evaluation mode", model.evaluation_modules),
-    Subject("weight-dtypes", "model", "dtypes of parameters", model.weight_dtypes),
-    Subject("loss", "loss", "the loss", update.loss),
+    Subject(
+        "evaluation-modules",
+        "model",
+        "modules in evaluation mode",
+        model.evaluation_modules,
+        (Mark("modules-in-evaluation-mode", lambda value: value["most"] > 0),),
+    ),
+    Subject(
+        "weight-dtypes",
+        "model",
+        "dtypes of parameters",
+        model.weight_dtypes,
+        (Mark("weights-in-16-bits", model.only_in_16_bits),),
+    ),
+    Subject(
+        "loss",
+        "loss",
+        "the loss",
+        loss.loss,
+        (
+            Mark("loss-did-not-fall", lambda value: value.get("fell") is False and not value.get("rose")),
+            Mark("loss-rose", lambda value: value.get("rose") is True),
+        ),
+    ),
     Subject("optimizer", "update", "the optimizer", update.optimizer),
-    Subject("learning-rate", "update", "the learning rate", update.learning_rate),
+    Subject(
+        "learning-rate",
+        "update",
+        "the learning rate",
+        update.learning_rate,
+        (Mark("rate-rises-again", update.rises_again),),
+    ),
     Subject(
         "rate-zero",
         "update",
@@ -47,11 +99,32 @@ SUBJECTS: tuple[Subject, ...] = (
         # A warm-up begins with one such update.
         (Mark("rate-zero", lambda value: value["updates"] > 1),),
     ),
-    Subject("clipping", "update", "clipping", update.clipping),
-    Subject("scaler", "update", "the loss scale", update.scaler),
+    Subject(
+        "clipping",
+        "update",
+        "clipping",
+        update.clipping,
+        (
+            Mark("all-calls-clip", lambda value: value["calls"] > 1 and value["clipped"] == value["calls"]),
+            Mark("no-call-clips", lambda value: value["calls"] > 1 and not value["clipped"]),
+        ),
+    ),
+    Subject(
+        "scaler",
+        "update",
+        "the loss scale",
+        update.scaler,
+        (Mark("scaler-leaves-out-many", update.leaves_out_many),),
+    ),
     Subject("autocast", "precision", "autocast", precision.autocast),
     Subject("switches", "precision", "switches of torch", precision.switches),
-    Subject("random-streams", "precision", "random streams", precision.streams),
+    Subject(
+        "random-streams",
+        "precision",
+        "random streams",
+        precision.streams,
+        (Mark("streams-shared", lambda value: any(value.values())),),
+    ),
     Subject("starts", "starts", "starts", precision.starts),
 )
 

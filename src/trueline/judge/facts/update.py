@@ -1,65 +1,43 @@
-"""Facts of the loss and of the updates.
+"""Facts of the updates.
 
-T steps, N ranks.
+T steps, K parameter groups.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from trueline.judge.compared_ranks import data_parallel_ranks, numbers
+from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.judge.series.clip_calls import clip_calls
 from trueline.judge.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted, named_some, steps_text
 from trueline.store.reader import Run
 
-ENDS = 0.1
-"""Share of the steps that the first and the last losses are taken from."""
-FEWEST = 8
-"""Steps from which on the noise of single ones is measured."""
 SETTINGS = ("momentum", "betas", "eps", "weight_decay", "nesterov", "amsgrad")
+HALVINGS, GROWTH_INTERVAL = 16, 2000
+"""What a GradScaler of torch is made with: it begins at 2^16, and doubles after so many updates."""
 MAX_TURNS = 6
 """Points of the curve of the learning rate that one line has."""
 
 
-def loss(run: Run) -> tuple[str, Any]:
-    """Mean loss of the first and of the last steps, and whether these differ by more than the noise of single steps."""
-    loss_T = _mean_losses(run)
-    # Of a short training the first and the last step, of a long one means that single steps do not move.
-    num = max(int(len(loss_T) * ENDS), 1)
-    first_T, last_T = loss_T[:num], loss_T[-num:]
-    first, last = float(first_T.mean()), float(last_T.mean())
-    numbers_said = {"first": first, "last": last, "steps": num}
-    of_which = "the first and the last step" if num == 1 else f"means of the first and the last {num} steps"
-    text = f"from {first:.4g} to {last:.4g} ({of_which})"
-    if len(loss_T) > 1 and np.all(loss_T == loss_T[0]):
-        return f"{first:.4g} at every one of {counted(len(loss_T), 'step')}", numbers_said
-    if len(loss_T) < FEWEST:
-        return text, numbers_said
-    # Differences of neighbours: a trend, which is no noise, takes part in them by one step's worth.
-    noise = float(np.median(np.abs(np.diff(loss_T)))) / 0.9539  # median |x - y| of two normal ones is 0.9539 sigma
-    if abs(first - last) < 3 * noise * np.sqrt(2 / num):
-        text += ": no more than the noise of single steps explains"
-    return text, numbers_said | {"noise": noise}
-
-
 def optimizer(run: Run) -> tuple[str, Any]:
     """The class of the optimizer and the settings it was made with."""
-    made = next((env.optimizer for _, env in sorted(run.env.items()) if env.optimizer), dict[str, Any]())
-    if not made:
+    settings = next((env.optimizer for _, env in sorted(run.env.items()) if env.optimizer), dict[str, Any]())
+    if not settings:
         raise CannotTell("no optimizer was seen")
-    groups: list[dict[str, Any]] = made.get("groups", [])
+    groups: list[dict[str, Any]] = settings.get("groups", [])
     words: list[str] = []
     for name in SETTINGS:
         values = list(dict.fromkeys(str(group[name]) for group in groups if group.get(name)))
         words += [f"{name} {' / '.join(values)}"] if values else []
-    text = f"{made.get('class', 'an optimizer')} ({', '.join(words)})" if words else str(made.get("class"))
+    text = f"{settings.get('class', 'an optimizer')} ({', '.join(words)})" if words else str(settings.get("class"))
     text += f", {counted(len(groups), 'parameter group')}" if len(groups) > 1 else ""
-    return text, {"class": made.get("class"), "groups": groups}
+    return text, {"class": settings.get("class"), "groups": groups}
 
 
 def learning_rate(run: Run) -> tuple[str, Any]:
@@ -116,19 +94,23 @@ def scaler(run: Run) -> tuple[str, Any] | None:
     if not by_rank:
         return None
     num_left_out = max(by_rank.values())
-    total = counted(len(run.steps) + num_left_out, "step")
-    return f"the GradScaler left out {counted(num_left_out, 'update')} of {total}", {"left_out": num_left_out}
+    num_steps = len(run.steps) + num_left_out
+    text = f"the GradScaler left out {counted(num_left_out, 'update')} of {counted(num_steps, 'step')}"
+    return text, {"left_out": num_left_out, "steps": num_steps}
 
 
-def _mean_losses(run: Run) -> np.ndarray:
-    """[T] mean over ranks of the finite losses, of the steps that have one."""
-    losses_TN, measured_TN = numbers(run, "loss", data_parallel_ranks(run))
-    known_TN = measured_TN & np.isfinite(losses_TN)
-    if not known_TN.any():
-        raise CannotTell("no loss was seen")
-    sums_T = np.where(known_TN, losses_TN, 0).sum(axis=1)
-    counts_T = known_TN.sum(axis=1)
-    return sums_T[counts_T > 0] / counts_T[counts_T > 0]
+def rises_again(value: Mapping[str, Any]) -> bool:
+    """Whether a learning rate that had fallen rises again: a schedule that began anew, or went on beyond its end."""
+    rates = [rate for _, rate in value["turns"]]
+    falls = [index for index in range(1, len(rates)) if rates[index] < rates[index - 1]]
+    return any(rate > rates[falls[0]] for rate in rates[falls[0] :]) if falls else False
+
+
+def leaves_out_many(value: Mapping[str, Any]) -> bool:
+    """Whether a GradScaler left out more updates than it takes to come to a scale of 1, and then one for each time that
+    it tries a greater one.
+    """
+    return value["left_out"] > HALVINGS + value["steps"] / GROWTH_INTERVAL
 
 
 @memoized

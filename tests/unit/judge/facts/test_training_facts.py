@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 from tests.synthetic_runs import write_run
+from tests.unit.healthy_run import healthy_rows, rank_env
+from tests.unit.healthy_run import write_run as write_healthy_run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -68,6 +70,18 @@ def test_a_line_has_the_numbers_of_the_training(trained, name, text):
     assert text_of(trained, name) == text
 
 
+def test_what_may_be_unusual_of_a_training_is_marked(trained):
+    assert {mark for fact in trained.facts for mark in fact.marks} == {
+        "epochs-in-one-order",
+        "frozen-without-adapters",
+        "parameters-without-gradient",
+        "modules-in-evaluation-mode",
+        "rate-zero",
+        "all-calls-clip",
+        "loss-did-not-fall",
+    }
+
+
 def test_subjects_are_in_one_order_and_the_document_is_json(trained):
     names = [fact.name for fact in trained.facts]
     assert names == [subject.name for subject in all_subjects() if subject.name in names]
@@ -102,6 +116,25 @@ def test_the_order_of_epochs(tmp_path, orders, says):
     assert texts == ([says] if says else [])
 
 
+def marks_of(facts, name):
+    (fact,) = (fact for fact in facts.facts if fact.name == name)
+    return set(fact.marks)
+
+
+def test_a_loss_that_rises_and_one_that_is_level_in_the_end(tmp_path):
+    for name, loss_at in (("rising", lambda step: 1 + step / 40), ("level", lambda step: max(2 - step / 5, 1))):
+
+        def change(step, rank, row, loss_at=loss_at):
+            row["loss"] = loss_at(step) + 0.1 * (-1) ** step
+
+        write_run(tmp_path / name, num_ranks=1, num_steps=40, change=change)
+    rising, level = (read_facts(tmp_path / name) for name in ("rising", "level"))
+    assert text_of(rising, "loss").endswith("it rose beyond chance")
+    assert marks_of(rising, "loss") == {"loss-rose"}
+    assert text_of(level, "loss").endswith("from step 20 on it did not fall beyond chance")
+    assert marks_of(level, "loss") == set()
+
+
 def test_a_loss_that_does_not_fall_beyond_its_noise(tmp_path):
     def steady(step, rank, row):
         row["loss"] = 2.0 + 0.1 * (-1) ** step
@@ -112,8 +145,9 @@ def test_a_loss_that_does_not_fall_beyond_its_noise(tmp_path):
     for name, change in (("steady", steady), ("falling", falling)):
         write_run(tmp_path / name, num_ranks=2, num_steps=40, change=change)
     assert text_of(read_facts(tmp_path / "steady"), "loss") == (
-        "from 2 to 2 (means of the first and the last 4 steps): no more than the noise of single steps explains"
+        "from 2 to 2 (means of the first and the last 4 steps): it did not fall beyond chance"
     )
+    assert marks_of(read_facts(tmp_path / "steady"), "loss") == {"loss-did-not-fall"}
     assert text_of(read_facts(tmp_path / "falling"), "loss") == (
         "from 1.925 to 0.125 (means of the first and the last 4 steps)"
     )
@@ -129,7 +163,7 @@ def test_ranks_that_share_a_stream_and_ranks_that_do_not(tmp_path):
     for shared, says in ((True, "all ranks at one place of it"), (False, "ranks at other places of it")):
         write_run(tmp_path / str(shared), num_ranks=2, num_steps=8, change=rows(shared))
         text = text_of(read_facts(tmp_path / str(shared)), "random-streams")
-        assert text == f"random numbers come from torch's stream ({says})"
+        assert text == f"random numbers may come from torch's stream ({says})"
 
 
 def test_what_a_run_does_not_tell_is_named_with_the_reason(tmp_path):
@@ -202,3 +236,57 @@ def test_updates_that_a_scaler_left_out_are_counted_to_the_end(tmp_path):
 
     write_run(tmp_path / "run", num_ranks=2, num_steps=8, change=change)
     assert text_of(read_facts(tmp_path / "run"), "scaler") == "the GradScaler left out 4 updates of 12 steps"
+
+
+def mark(name):
+    (chosen,) = (mark for subject in all_subjects() for mark in subject.marks if mark.name == name)
+    return chosen.applies
+
+
+@pytest.mark.parametrize(
+    ("name", "unusual", "usual"),
+    [
+        ("frozen-without-adapters", {"frozen": 3, "adapters": False}, {"frozen": 3, "adapters": True}),
+        ("frozen-without-adapters", {"frozen": 3, "adapters": False}, {"frozen": 0, "adapters": False}),
+        ("parameters-without-gradient", {"without": ["head"]}, {"without": []}),
+        ("modules-in-evaluation-mode", {"most": 2}, {"most": 0}),
+        (
+            "weights-in-16-bits",
+            {"dtypes": {"bfloat16": 4}, "masters": False},
+            {"dtypes": {"bfloat16": 4}, "masters": True},
+        ),
+        (
+            "weights-in-16-bits",
+            {"dtypes": {"bfloat16": 4, "float16": 1}, "masters": False},
+            {"dtypes": {"bfloat16": 4, "float32": 1}, "masters": False},
+        ),
+        (
+            "rate-rises-again",
+            {"turns": [(0, 0.0), (5, 1.0), (9, 0.0), (14, 1.0)]},
+            {"turns": [(0, 0.0), (5, 1.0), (9, 0.0)]},
+        ),
+        ("rate-rises-again", {"turns": [(0, 1.0), (5, 0.1), (9, 0.2)]}, {"turns": [(0, 1.0), (5, 0.1), (9, 0.1)]}),
+        ("all-calls-clip", {"calls": 4, "clipped": 4}, {"calls": 4, "clipped": 3}),
+        ("no-call-clips", {"calls": 4, "clipped": 0}, {"calls": 0, "clipped": 0}),
+        ("scaler-leaves-out-many", {"left_out": 18, "steps": 2000}, {"left_out": 17, "steps": 2000}),
+        ("streams-shared", {"rng_torch": True, "rng_numpy": None}, {"rng_torch": False, "rng_numpy": None}),
+        ("epochs-in-one-order", {"epochs": 3, "as_the_first": 2}, {"epochs": 3, "as_the_first": 1}),
+    ],
+)
+def test_a_mark_applies_to_what_is_unusual_alone(name, unusual, usual):
+    assert mark(name)(unusual)
+    assert not mark(name)(usual)
+
+
+def test_samples_that_come_again_within_an_epoch(tmp_path):
+    write_run(tmp_path / "run", num_ranks=1, num_steps=8, change=with_epochs([[0, 1, 1, 3], [3, 1, 0, 1]]))
+    facts = read_facts(tmp_path / "run")
+    assert text_of(facts, "read-twice") == "1 of 4 samples of the first epoch were read before in that epoch"
+    assert "samples-twice-in-an-epoch" in marks_of(facts, "read-twice")
+
+
+def test_ranks_that_hold_other_parts_of_a_model(tmp_path):
+    """Stages of a pipeline: no rank holds all numbers."""
+    envs = {rank: rank_env(rank, 2, params=[f"stage{rank}"], param_shapes=[[10 * (rank + 1)]]) for rank in range(2)}
+    run = write_healthy_run(tmp_path / "run", healthy_rows(2, 2), envs=envs)
+    assert text_of(read_facts(run), "parameters") == "2 parameters trained, of 10 to 20 numbers on a rank; none frozen"
