@@ -55,14 +55,18 @@ class EntryContext:
         *,
         process_group: Any = None,
         averages: Any = (),
+        goes_on_from: int = 0,
         **plan: Any,
     ) -> Watching:
-        """A watch on ``model`` that writes to ``out``; ``plan`` adds keys to the gallery's plan."""
+        """A watch on ``model`` that writes to ``out``; ``plan`` adds keys to the gallery's plan. A later start of the
+        job goes on from a step.
+        """
         if self.out is None:
             return Unwatched()
         import trueline
 
         given = {"process_group": process_group, "averages": averages}
+        given |= {"step": goes_on_from, "resume": True} if goes_on_from else {}
         watch = trueline.watch(model, optimizer, out=self.out, plan={**PLAN, **plan}, **given)
         return watch if self.explicit else _FromOutside(watch)
 

@@ -1,0 +1,1 @@
+"""What a start of the job took over from the one before."""

@@ -1,0 +1,97 @@
+"""The weights at a restart are not those that the start before had left.
+
+What it finds
+-------------
+Parameters that are other bits at the first update of a start than when the start before it ended. Where they are those
+that the job first began with, they were never loaded: a warning. Others are said to be confirmed, as a job may go on
+from another checkpoint than its last.
+
+Why it matters
+--------------
+A checkpoint of a compiled or wrapped model has a prefix in front of its names, and `load_state_dict(…, strict=False)`
+lets all of them go by. Or the weights are loaded into another copy, or drawn again after that. Training goes on from
+the beginning, with the step number, the learning rate and the optimizer states of its end.
+
+How it decides
+--------------
+Exactly: digests of all parameters when watching ended are compared with those before the first update of the next
+start. Only a start that goes on from the step at which the one before had ended is judged: of one that repeats steps
+nobody knows what it had saved there.
+
+What it may miss
+----------------
+A start after one that was killed, or that goes on from an older checkpoint. Buffers.
+
+Example
+-------
+The job was started again at step 60, and all 4 parameters on rank 0 are those that it first began with, and not those
+that were left at step 59.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+model.load_state_dict(checkpoint["model"], strict=False)  # its names begin with "_orig_mod."
+```
+
+Right:
+
+```python
+model.load_state_dict({name.removeprefix("_orig_mod."): tensor for name, tensor in checkpoint["model"].items()})
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trueline.laws.restarts.taken_over import TakenOver, ranks_at, taken_over
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted, named_some, ranks_text
+from trueline.store.reader import Run
+
+CODE = "restart-weights"
+QUESTION = "updates"
+NEEDS: tuple[str, ...] = ("closing_digests", "param_digests")
+ACROSS_RANKS = False
+
+
+def check(run: Run) -> list[Finding]:
+    """A Finding for each start with other weights; raises ``CannotTell`` where none can be compared."""
+    changed = [start for start in taken_over(run) if start.other_weights]
+    return [_finding(starts) for starts in ranks_at(changed).values()]
+
+
+def _finding(starts: Sequence[TakenOver]) -> Finding:
+    first = starts[0]
+    names, num = first.other_weights, len(first.weights)
+    ranks = tuple(start.rank for start in starts)
+    subject = f"all {counted(num, 'parameter')}" if len(names) == num else f"of {counted(num, 'parameter')} "
+    subject += "" if len(names) == num else named_some(names)
+    anew = all(start.begins_anew for start in starts)
+    verb = "is" if len(names) == 1 else "are"
+    state = "as the job first began with, and not as" if anew else "not as"
+    return Finding(
+        code=CODE,
+        severity="warning" if anew else "confirm",
+        claim=f"The job was started again at step {first.step}, and {subject} on {ranks_text(ranks)} {verb} {state} "
+        f"the start before had left {'it' if len(names) == 1 else 'them'} at step {first.step - 1}.",
+        ranks=ranks,
+        step_first=first.step,
+        step_last=first.step,
+        measured=float(len(names)),
+        expected=0.0,
+        unit="parameters that are other bits than they were left",
+        false_alarm_rate=0.0,
+        evidence={"kind": "begun-anew" if anew else "other", "names": names[:100]},
+        next=(
+            "Print what load_state_dict(…, strict=False) returns (its missing and unexpected keys), and a checksum of "
+            "the weights before they are saved and after they are loaded.",
+        )
+        if anew
+        else (
+            "Compare a checksum of the weights after they are loaded with one before they were saved. If the job is "
+            "meant to go on from another checkpoint, or other weights, nothing is wrong.",
+        ),
+    )

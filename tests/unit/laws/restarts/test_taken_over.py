@@ -1,0 +1,158 @@
+"""Starts of a job that take over other weights or states than those that were left."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.healthy_run import PARAMS, write_run, write_starts
+from torch import nn
+
+import trueline
+from trueline.laws.restarts import restart_states, restart_weights
+from trueline.schema.errors import CannotTell
+
+STEPS = 4
+STATES = {name: f"{number:016x}" for number, name in enumerate(PARAMS, 1)}
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def updates(folder, model, optimizer, *, first=0):
+    draws = torch.Generator().manual_seed(first)
+    with trueline.watch(model, optimizer, out=folder, step=first or None, resume=first > 0):
+        for _ in range(STEPS):
+            model(torch.randn(8, 4, generator=draws)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def adam(model, *, reverse=False):
+    params = list(model.parameters())
+    return torch.optim.AdamW(params[::-1] if reverse else params, lr=0.01)
+
+
+def restarted(folder, make, load):
+    """A job of two starts, the second of a new model and ``make``'s optimizer into which ``load`` loads."""
+    model, optimizer = layers(), adam(layers())
+    optimizer = adam(model)
+    updates(folder, model, optimizer)
+    later = layers()
+    later_optimizer = make(later)
+    load(later, later_optimizer, model.state_dict(), optimizer.state_dict())
+    updates(folder, later, later_optimizer, first=STEPS)
+    return trueline.open_run(folder)
+
+
+def load_all(model, optimizer, weights, states):
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(states)
+
+
+def kinds(run):
+    found = [*restart_weights.check(run), *restart_states.check(run)]
+    return [(finding.code, finding.evidence["kind"], finding.severity) for finding in found]
+
+
+def test_a_start_that_takes_everything_over_is_left_alone(tmp_path):
+    assert kinds(restarted(tmp_path / "run", adam, load_all)) == []
+
+
+def test_weights_that_are_not_loaded(tmp_path):
+    def load(model, optimizer, weights, states):
+        optimizer.load_state_dict(states)
+
+    run = restarted(tmp_path / "run", adam, load)
+    assert kinds(run) == [("restart-weights", "begun-anew", "warning")]
+    assert restart_weights.check(run)[0].claim == (
+        "The job was started again at step 4, and all 6 parameters on rank 0 are as the job first began with, and not "
+        "as the start before had left them at step 3."
+    )
+
+
+def test_one_part_of_the_weights_that_is_another(tmp_path):
+    def load(model, optimizer, weights, states):
+        load_all(model, optimizer, {**weights, "2.bias": torch.ones(4)}, states)
+
+    run = restarted(tmp_path / "run", adam, load)
+    assert kinds(run) == [("restart-weights", "other", "confirm")]
+    assert "of 6 parameters 2.bias on rank 0 is not as" in restart_weights.check(run)[0].claim
+
+
+def test_an_optimizer_that_is_not_loaded(tmp_path):
+    run = restarted(tmp_path / "run", adam, lambda model, optimizer, weights, states: model.load_state_dict(weights))
+    assert kinds(run) == [("restart-states", "gone", "confirm")]
+    assert "holds no states of all 6 parameters any more" in restart_states.check(run)[0].claim
+
+
+def test_states_of_parameters_in_another_order(tmp_path):
+    def load(model, optimizer, weights, states):
+        order = [4, 1, 2, 3, 0, 5]  # weights change places with weights: shapes agree
+        moved = {place: states["state"][order[place]] for place in order}
+        load_all(model, optimizer, weights, {**states, "state": moved})
+
+    run = restarted(tmp_path / "run", adam, load)
+    assert kinds(run) == [("restart-states", "moved", "error")]
+    (finding,) = restart_states.check(run)
+    assert finding.evidence["moves"] == {"0.weight": "4.weight", "4.weight": "0.weight"}
+
+
+def test_states_that_are_rounded_on_their_way(tmp_path):
+    def load(model, optimizer, weights, states):
+        load_all(model, optimizer, weights, states)
+        for state in optimizer.state.values():
+            state["exp_avg"].copy_(state["exp_avg"].bfloat16())
+
+    assert kinds(restarted(tmp_path / "run", adam, load)) == [("restart-states", "other", "confirm")]
+
+
+def test_an_optimizer_without_states_cannot_be_told(tmp_path):
+    def plain(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    model = layers()
+    updates(tmp_path / "run", model, plain(model))
+    updates(tmp_path / "run", model, plain(model), first=STEPS)
+    run = trueline.open_run(tmp_path / "run")
+    assert restart_weights.check(run) == []
+    with pytest.raises(CannotTell, match="no states"):
+        restart_states.check(run)
+
+
+def starts_of(*, again=4, taken=STATES, weights=1, states_left=STATES):
+    """Two starts of one rank, the first of four steps, the second from ``again`` on."""
+    digests = np.full(len(PARAMS), 1, dtype=np.uint64)
+    first = {(step, 0): {"param_digests": np.full(len(PARAMS), 9 - step, dtype=np.uint64)} for step in range(4)}
+    first[3, 0] |= {"closing_digests": digests, "closing_states": json.dumps({"exp_avg": states_left})}
+    opening = {"param_digests": digests * weights, "opening_states": json.dumps({"exp_avg": taken})}
+    return [(0, first), (again, {(again, 0): opening})]
+
+
+def test_a_start_that_repeats_steps_cannot_be_told(tmp_path):
+    run = write_starts(tmp_path / "run", starts_of(again=2, weights=2))
+    for module in (restart_weights, restart_states):
+        with pytest.raises(CannotTell, match="no start goes on from the step"):
+            module.check(run)
+
+
+def test_a_job_of_one_start_cannot_be_told(tmp_path):
+    with pytest.raises(CannotTell, match="was started once"):
+        restart_weights.check(write_run(tmp_path / "run", {(0, 0): {}}))
+
+
+def test_states_that_several_parameters_have_did_not_move(tmp_path):
+    alike = dict.fromkeys(STATES, "0" * 16)
+    changed = {**STATES, "head": "0" * 16}
+    run = write_starts(tmp_path / "run", starts_of(states_left={**alike, "head": "7" * 16}, taken=changed))
+    assert restart_states.check(run)[0].evidence["kind"] == "other"
+
+
+def test_states_beside_other_weights_are_those_of_another_checkpoint(tmp_path):
+    other = {name: f"{number:016x}" for number, name in enumerate(PARAMS, 50)}
+    run = write_starts(tmp_path / "run", starts_of(taken=other, weights=2))
+    assert kinds(run) == [("restart-weights", "other", "confirm")]
+    moved = write_starts(tmp_path / "moved", starts_of(taken={**STATES, "head": STATES["embed"]}, weights=2))
+    assert kinds(moved)[1] == ("restart-states", "moved", "error")
