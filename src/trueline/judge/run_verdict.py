@@ -52,15 +52,18 @@ def verdict_of(
 
 
 def _confirm(findings: Sequence[Finding]) -> str:
-    """``; 1 thing to confirm: a token in …``: of each what it claims, without its reason."""
-    claims = [
-        re.sub(r"^(Model \S+: )?(.*?)(: .*|\. .*|\.)?$", r"\1\2", finding.claim, flags=re.S)
-        for finding in to_confirm(findings)
-    ]
+    """``; 1 thing to confirm: a token in …``: of each what it claims, without its reason, or its base rate."""
+    claims = [_short(finding) for finding in to_confirm(findings)]
     texts = list(dict.fromkeys(f"{claim[:1].lower()}{claim[1:]}" for claim in claims))
     more = f"; and {len(texts) - MOST_TO_CONFIRM} more" if len(texts) > MOST_TO_CONFIRM else ""
     listed_texts = "; ".join(texts[:MOST_TO_CONFIRM]) + more
     return f"; {counted(len(texts), 'thing')} to confirm: {listed_texts}" if texts else ""
+
+
+def _short(finding: Finding) -> str:
+    # A fact is told whole: what is unusual of it may stand behind a colon.
+    reason = r"\. .*|\." if finding.code == UNUSUAL else r": .*|\. .*|\."
+    return re.sub(rf"^(Model \S+: )?(.*?)({reason})?$", r"\1\2", finding.claim, flags=re.S)
 
 
 def _in_the_second_half(finding: Finding, coverage: Judged) -> bool:

@@ -35,16 +35,16 @@ def loss(run: Run) -> tuple[str, Any]:
     of_which = "the first and the last step" if num == 1 else f"means of the first and the last {num} steps"
     text = f"from {first:.4g} to {last:.4g} ({of_which})"
     if len(loss_T) > 1 and np.all(loss_T == loss_T[0]):
-        return f"{first:.4g} at every one of {counted(len(loss_T), 'step')}", values | {"fell": False}
+        return f"the loss is {first:.4g} at every one of {counted(len(loss_T), 'step')}", values | {"fell": False}
     if len(loss_T) < FEWEST:
-        return text, values
+        return f"the loss went {text}", values
     values |= {"fell": chance_of_fall(loss_T) <= LEVEL, "rose": chance_of_fall(-loss_T) <= LEVEL}
     if not values["fell"]:
-        return f"{text}: it {'rose' if values['rose'] else 'did not fall'} beyond chance", values
+        return f"the loss {'rose' if values['rose'] else 'did not fall'} beyond chance: {text}", values
     half_T = loss_T[len(loss_T) // 2 :]
     if len(half_T) < FEWEST:
-        return text, values
+        return f"the loss went {text}", values
     still = chance_of_fall(half_T) <= LEVEL
     since = int(steps_T[len(loss_T) // 2])
     text += "" if still else f"; from step {since} on it did not fall beyond chance"
-    return text, values | {"level_since": None if still else since}
+    return f"the loss went {text}", values | {"level_since": None if still else since}

@@ -129,7 +129,7 @@ def test_a_loss_that_rises_and_one_that_is_level_in_the_end(tmp_path):
 
         write_run(tmp_path / name, num_ranks=1, num_steps=40, change=change)
     rising, level = (read_facts(tmp_path / name) for name in ("rising", "level"))
-    assert text_of(rising, "loss").endswith("it rose beyond chance")
+    assert text_of(rising, "loss").startswith("the loss rose beyond chance: from ")
     assert marks_of(rising, "loss") == {"loss-rose"}
     assert text_of(level, "loss").endswith("from step 20 on it did not fall beyond chance")
     assert marks_of(level, "loss") == set()
@@ -145,11 +145,11 @@ def test_a_loss_that_does_not_fall_beyond_its_noise(tmp_path):
     for name, change in (("steady", steady), ("falling", falling)):
         write_run(tmp_path / name, num_ranks=2, num_steps=40, change=change)
     assert text_of(read_facts(tmp_path / "steady"), "loss") == (
-        "from 2 to 2 (means of the first and the last 4 steps): it did not fall beyond chance"
+        "the loss did not fall beyond chance: from 2 to 2 (means of the first and the last 4 steps)"
     )
     assert marks_of(read_facts(tmp_path / "steady"), "loss") == {"loss-did-not-fall"}
     assert text_of(read_facts(tmp_path / "falling"), "loss") == (
-        "from 1.925 to 0.125 (means of the first and the last 4 steps)"
+        "the loss went from 1.925 to 0.125 (means of the first and the last 4 steps)"
     )
 
 
@@ -178,7 +178,7 @@ def test_what_a_run_does_not_tell_is_named_with_the_reason(tmp_path):
 
 def test_a_loss_that_never_moves(tmp_path):
     write_run(tmp_path / "run", num_ranks=2, num_steps=12, change=lambda step, rank, row: row.update(loss=2.303))
-    assert text_of(read_facts(tmp_path / "run"), "loss") == "2.303 at every one of 12 steps"
+    assert text_of(read_facts(tmp_path / "run"), "loss") == "the loss is 2.303 at every one of 12 steps"
 
 
 def test_a_job_that_was_started_again(tmp_path):

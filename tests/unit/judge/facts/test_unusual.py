@@ -43,7 +43,7 @@ def test_what_is_rare_stands_in_the_verdict_with_its_base_rate(run, monkeypatch)
     assert finding.id == "unusual.rate-zero"
     assert finding.claim.endswith(": steps 6-11. Of 140 healthy trainings 3 show this.")
     assert finding.false_alarm_rate == 0.054
-    assert "; 1 thing to confirm: 6 of 12 updates had the learning rate 0 (50%)." in report.verdict.line
+    assert "; 1 thing to confirm: 6 of 12 updates had the learning rate 0 (50%): steps 6-11." in report.verdict.line
     assert report.to_json()["status"] == "confirm"
     assert report.to_json()["confirm"][0]["evidence"]["kind"] == "rate-zero"
     assert not report.has_incidents
