@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -87,3 +88,18 @@ def _rnn_without(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """
     index = 5 if len(args) > 3 and isinstance(args[3], bool) else 6
     return (*args[:index], 0.0, *args[index + 1 :]) if len(args) > index else args
+
+
+def dropping_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
+    """Name, module and probability of each part that drops values in training mode, as far as its class or its numbers
+    are called so (``dropout``, ``drop_prob``, ``layerdrop``).
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, nn.RNNBase) and part.num_layers == 1:
+            continue
+        kind = type(part).__name__.lower()
+        short_names = ("p", "prob") if "drop" in kind or kind == "stochasticdepth" else ()
+        numbers = (value for key, value in vars(part).items() if "drop" in key.lower() or key in short_names)
+        p = max((value for value in numbers if isinstance(value, float) and 0 < value <= 1), default=0.0)
+        if p > 0:
+            yield name, part, p

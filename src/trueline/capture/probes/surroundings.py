@@ -14,14 +14,16 @@ import torch
 import xxhash
 from torch import nn
 
+from trueline.capture.dropout import dropping_parts
 from trueline.capture.job.environment import PLAIN, autocast_state, num_params, plain_value
 from trueline.capture.model import patches
-from trueline.capture.model.layout import Layout
+from trueline.capture.model.layout import Layout, clean_name, unwrap
 from trueline.capture.model.patches import PatchedCall
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.model.world import collectives_started
 from trueline.capture.probes.base import FactProbe, Moment, Step
 from trueline.capture.step.passes import Contributions, Pass
+from trueline.schema.columns.evaluating_parts import EvaluatingPart, parts_text
 
 MOST_KINDS = 64
 """Parameter groups of other settings, or of other types, whose settings are not made anew at every step."""
@@ -88,7 +90,8 @@ def repeated_layers(model: nn.Module) -> list[list[str]]:
     return repeated
 
 
-_MODE_DEPENDENT = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
+_NORMS = nn.modules.batchnorm._NormBase
+_MODE_DEPENDENT = (nn.modules.dropout._DropoutNd, _NORMS)
 """Modules that compute something else in evaluation mode."""
 _EVALUATES = (
     "the model trains in evaluation mode (model.eval()): its dropout is off, and its batch normalisation uses running "
@@ -96,10 +99,14 @@ _EVALUATES = (
 )
 
 
+FIRST_LOOK, LOOK_FACTOR = 2, 4
+"""Age of the first step at which parts in evaluation mode are named, and how many times as old the next is."""
+
+
 class ModeProbe(FactProbe):
-    """The columns ``eval_modules`` and ``evaluates``, on sampled steps: of the last forward pass that the step
-    descends. A model that is in evaluation mode as a whole at the first of these, and computes otherwise there, is said
-    in ``notes``; checks tell of one that comes to be.
+    """The columns ``eval_modules`` and ``evaluates``, on sampled steps, and on a few of them ``evaluating_parts``: of
+    the last forward pass that the step descends. A model that is in evaluation mode as a whole at the first of these,
+    and computes otherwise there, is said in ``notes``; checks tell of one that comes to be, and of parts.
     """
 
     name = "mode"
@@ -110,12 +117,15 @@ class ModeProbe(FactProbe):
         self._notes = notes
         self._passes = passes
         self._counts: list[tuple[Pass, int]] = []
+        self._parts: tuple[EvaluatingPart, ...] | None = None
         self._has_noted = False
+        self._next_age = FIRST_LOOK
         self._modules: tuple[nn.Module, ...] = ()
         self._layout: Layout | None = None
 
     def begin(self, step: Step) -> bool:
         self._counts = []
+        self._parts = None
         return step.sampled
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
@@ -124,6 +134,8 @@ class ModeProbe(FactProbe):
             if step.layout is not self._layout:
                 self._modules, self._layout = tuple(step.module.modules()), step.layout
             self._counts.append((self._passes.now(), sum(not module.training for module in self._modules)))
+            if step.age >= self._next_age:
+                self._parts = _evaluating_parts(step.module) if self._counts[-1][1] else ()
         if moment == "forward":
             return {}
         descended = [count for forward_pass, count in self._counts if step.counted.counts(forward_pass)]
@@ -134,7 +146,40 @@ class ModeProbe(FactProbe):
         if whole and not self._has_noted:
             self._notes.append(_EVALUATES)
         self._has_noted = True
-        return {"eval_modules": descended[-1], "evaluates": int(whole)}
+        columns: dict[str, Any] = {"eval_modules": descended[-1], "evaluates": int(whole)}
+        # Not where another pass came behind the last that counts: its modes may be others.
+        if self._parts is not None and step.counted.counts(self._counts[-1][0]):
+            self._next_age = LOOK_FACTOR * step.age
+            columns["evaluating_parts"] = parts_text(self._parts)
+        return columns
+
+
+def _evaluating_parts(model: nn.Module) -> tuple[EvaluatingPart, ...]:
+    """The outermost parts in evaluation mode that have trained parameters of their own in it."""
+    evaluates = {name: part for name, part in unwrap(model).named_modules() if not part.training}
+    inside: dict[str, list[nn.Module]] = {}
+    for name, part in evaluates.items():
+        outermost = next((outer for outer in _names_around(name) if outer in evaluates), name)
+        inside.setdefault(outermost, []).append(part)
+    parts: list[EvaluatingPart] = []
+    for outermost, modules in inside.items():
+        params = [param for module in modules for param in module._parameters.values() if param is not None]
+        num_trained = sum(param.requires_grad for param in params)
+        # Frozen parts, as a backbone, are meant to stay in this mode.
+        if not num_trained:
+            continue
+        drops = [p for _, part, p in dropping_parts(evaluates[outermost]) if not part.training]
+        num_statistics = sum(isinstance(part, _NORMS) and bool(part._buffers) for part in modules)
+        is_norm = isinstance(evaluates[outermost], _NORMS)
+        name, largest = clean_name(outermost) if outermost else "", max(drops, default=0.0)
+        parts.append(EvaluatingPart(name, len(modules), len(drops), largest, num_statistics, num_trained, is_norm))
+    return tuple(parts)
+
+
+def _names_around(name: str) -> list[str]:
+    """Of ``a.b.c``: '', ``a`` and ``a.b``."""
+    path = name.split(".") if name else []
+    return [".".join(path[:length]) for length in range(len(path))]
 
 
 _AVERAGERS = (

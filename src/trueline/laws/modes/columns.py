@@ -17,6 +17,13 @@ COLUMNS: tuple[Column, ...] = (
         after="eval_modules",
     ),
     Column(
+        "evaluating_parts",
+        "string",
+        "",
+        "On a few sampled steps, JSON of `EvaluatingPart`: parts of the model that are in evaluation mode in a forward "
+        "pass that is trained on, and have parameters of their own that are trained.",
+    ),
+    Column(
         "evaluations",
         "string",
         "",

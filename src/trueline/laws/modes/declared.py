@@ -11,5 +11,6 @@ LAW = Law(
         "evaluation-mode": Code(),
         "evaluation-state": Code(),
         "frozen-model-drops": Code(),
+        "trains-in-evaluation": Code(),
     },
 )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard
+from trueline.capture.dropout import dropping_parts
 from trueline.capture.model.layout import compiled_inside, local, unwrap
 from trueline.capture.model.live_objects import instances_of
 from trueline.capture.model.outputs import differentiable
@@ -266,21 +267,6 @@ def models_beside(model: nn.Module) -> list[nn.Module]:
         if id(candidate) not in inner_ids and isinstance(getattr(candidate, "_parameters", None), dict):
             visit(candidate)
     return models[:MAX_MODELS]
-
-
-def dropping_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
-    """Name, module and probability of each part that drops values in training mode, as far as its class or its numbers
-    are called so (``dropout``, ``drop_prob``, ``layerdrop``).
-    """
-    for name, part in module.named_modules():
-        if isinstance(part, nn.RNNBase) and part.num_layers == 1:
-            continue
-        kind = type(part).__name__.lower()
-        short_names = ("p", "prob") if "drop" in kind or kind == "stochasticdepth" else ()
-        numbers = (value for key, value in vars(part).items() if "drop" in key.lower() or key in short_names)
-        p = max((value for value in numbers if isinstance(value, float) and 0 < value <= 1), default=0.0)
-        if p > 0:
-            yield name, part, p
 
 
 def called_parts(module: nn.Module, depth: int) -> Iterator[nn.Module]:
