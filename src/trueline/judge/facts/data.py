@@ -49,7 +49,7 @@ def batch(run: Run) -> tuple[str, Any]:
     of_micro = of_rank // max(micros, 1)
     # A single micro-batch, and a single rank, say nothing that the number of samples does not.
     text = f"{counted(of_update, 'sample')} an update: {of_micro} a micro-batch"
-    text += f", {counted(micros, 'micro-batch')}" if micros > 1 else ""
+    text += f", {micros:,} micro-batches" if micros > 1 else ""
     text += f", {counted(len(ranks), 'rank')}" if len(ranks) > 1 else ""
     return text, {"update": of_update, "micro_batch": of_micro, "micro_batches": micros, "ranks": len(ranks)}
 

@@ -35,6 +35,13 @@ COLUMNS: tuple[Column, ...] = (
         "function, how many alike, targets that it is a sum over, its value, the loss, then by what the whole loss and "
         "the term alone are multiplied and divided (NaN: no more).",
     ),
+    Column(
+        "class_counts",
+        "list<int64>",
+        "targets",
+        "At the same steps, of the only cross-entropy of each backward pass: classes, targets that count, and where "
+        "there are few classes those of each.",
+    ),
 )
 
 

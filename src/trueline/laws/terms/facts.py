@@ -1,4 +1,4 @@
-"""What the loss of a micro-batch is the sum of, as a fact of a training."""
+"""What the loss of a micro-batch is the sum of, as a fact of a training; all facts of this law."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trueline.judge.compared_ranks import data_parallel_ranks
-from trueline.judge.facts.fact import Subject
+from trueline.judge.facts.fact import Mark, Subject
+from trueline.laws.terms.chance import chance, is_far_above_chance
 from trueline.laws.terms.columns import LossTerm
 from trueline.laws.terms.loss_terms import loss_terms
 from trueline.schema.errors import CannotTell
@@ -73,4 +74,16 @@ def _factors(times: Sequence[float], over: Sequence[float]) -> str:
     return "".join([f" × {factor:.4g}" for factor in times] + [f" / {divisor:.4g}" for divisor in over])
 
 
-SUBJECTS = (Subject("loss-terms", "loss", "what backward is called on", terms),)
+SUBJECTS = (
+    Subject("loss-terms", "loss", "what backward is called on", terms),
+    Subject(
+        "chance",
+        "loss",
+        "the loss without a look at the inputs",
+        chance,
+        (
+            Mark("first-loss-above-chance", is_far_above_chance),
+            Mark("loss-not-below-constant", lambda value: value.get("lower") is False),
+        ),
+    ),
+)

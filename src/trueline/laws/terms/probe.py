@@ -22,6 +22,7 @@ from trueline.capture.probes.losses.summands import (
     Summand,
     Summands,
     averages_itself,
+    class_counts,
     cross_entropy_of,
     summands_of,
 )
@@ -53,16 +54,21 @@ class LossTermsProbe(BackwardProbe):
         due = step.sampled and step.watched and step.age >= self._next_age
         if due:
             self._next_age = max(step.age + 1, 2 * step.age)
-        self._forget(due=due)
+        if due or self._due:
+            self._forget(due=due)
         return due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """``loss_terms``, float64 [K, fields] on the host, and ``loss_terms_awaited``, float64 [numbers]."""
-        rows, awaited = self._rows, self._awaited
+        """``loss_terms``, float64 [K, fields] on the host, ``loss_terms_awaited``, float64 [numbers], and
+        ``class_counts``, int64 [M, 2 + classes].
+        """
+        rows, awaited, counts = self._rows, self._awaited, self._counts
+        is_one = len({row.shape[1] for _, row in counts}) == 1
         self._forget(due=False)
         return {
             **_since_first(step.counted, "loss_terms", rows),
             **_since_first(step.counted, "loss_terms_awaited", awaited),
+            **_since_first(step.counted, "class_counts", counts if is_one else ()),
         }
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,12 +81,16 @@ class LossTermsProbe(BackwardProbe):
         merged = [[math.nan if x is None else x for x in term] for term in alike]
         for term, number in zip(merged, alike.values(), strict=True):
             term[2] = float(number)
-        return {"loss_terms": [x for term in merged for x in term]}
+        columns: dict[str, Any] = {"loss_terms": [x for term in merged for x in term]}
+        if len(counts := host.get("class_counts", ())):
+            columns["class_counts"] = [int(counts[0, 0]), *counts[:, 1:].sum(0).tolist()]
+        return columns
 
     def _forget(self, *, due: bool) -> None:
         super()._forget(due=due)
         self._rows: list[tuple[Pass, Tensor]] = []
         self._awaited: list[tuple[Pass, Tensor]] = []
+        self._counts: list[tuple[Pass, Tensor]] = []
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         backward_pass = self._passes.backward_pass
@@ -101,6 +111,9 @@ class LossTermsProbe(BackwardProbe):
             for part in summands.parts
         ]
         self._rows.append((backward_pass, torch.tensor(rows, dtype=torch.float64).view(-1, NUM_FIELDS)))
+        entropies = [part.node for part in summands.parts if part.function == "cross-entropy"]
+        if len(entropies) == 1 and (counts := class_counts(entropies[0])) is not None:
+            self._counts.append((backward_pass, counts[None]))
         if awaited:
             self._awaited.append((backward_pass, torch.stack(awaited)))
 

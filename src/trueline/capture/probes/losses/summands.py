@@ -20,6 +20,8 @@ from trueline.capture.probes.losses.cross_entropy import SINK, ignored_index, op
 
 MAX_SUMMANDS = 48
 """Of a loss that has more, as of a penalty for each parameter, nothing is said."""
+MAX_CLASSES = 64
+"""Of more classes, targets are not counted by class: a batch has few of each."""
 MAX_NODES = 256
 """Operations that are looked at in one loss."""
 
@@ -123,6 +125,27 @@ def cross_entropy_of(node: Any) -> tuple[Tensor, Tensor] | None:
     number = counts.sum().to(torch.float64)
     total = -at_target.squeeze(min(1, target.dim())).to(torch.float64).where(counts, 0.0).sum()
     return total / number, number
+
+
+def class_counts(node: Any) -> Tensor | None:
+    """Of the node of a cross-entropy of torch, int64 [2 + C]: the number of classes C, of targets that count, and of
+    those of each class, which are left out of more than ``MAX_CLASSES``. None of any other, or where hooks keep what it
+    saved.
+    """
+    if not operation_of(node).startswith("NllLoss"):
+        return None
+    if any(is_hooked(saved) for saved in (node._raw_saved_self, node._raw_saved_target)):
+        return None
+    log_probs, target = node._saved_self, local(node._saved_target.detach()).flatten()
+    if log_probs.dim() < 2 or not target.numel():
+        return None
+    num_classes = int(log_probs.shape[1])
+    counts = (target != ignored_index(node)).long()
+    head = torch.stack([torch.full_like(counts[0], num_classes), counts.sum()])
+    if num_classes > MAX_CLASSES:
+        return head
+    of_classes = counts.new_zeros(num_classes).scatter_add_(0, target.where(counts > 0, 0), counts)
+    return torch.cat([head, of_classes])
 
 
 def averages_itself(node: Any) -> bool:
