@@ -34,13 +34,14 @@ class RestartProbe:
         self._names: dict[str, list[tuple[str, str]]] = {}
 
     def begin(self, step: Step) -> bool:
-        return step.watched
+        return step.watched and step.age == 0
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         optimizer = step.optimizer
-        if moment == "update" and optimizer is not None:
+        if optimizer is not None:  # of the first update, and of the last one
             self._optimizers.set(optimizer, True)
-            return self._digests("opening_states", [optimizer], step.layout) if step.age == 0 else {}
+        if moment == "update" and optimizer is not None:
+            return self._digests("opening_states", [optimizer], step.layout)
         if moment == "closed" and step.layout.fits():
             return self._digests("closing_states", list(self._optimizers), step.layout)
         return {}

@@ -40,5 +40,6 @@ LAW = Law(
     checks={
         "schedule-differs": Code(),
         "schedule-passed": Code(dated=True),
+        "rate-not-in-force": Code(),
     },
 )

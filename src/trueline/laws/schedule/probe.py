@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,8 @@ class ScheduleProbe(FactProbe):
     def __init__(self) -> None:
         self._calls = ObjectTable[LRScheduler, _Calls]()
         self._described = ObjectTable[Optimizer, tuple[int, list[int]]]()
-        self._next_numbers = itertools.count()
+        self._num_optimizers = self._num_seen = 0
+        self._last_state = (0, 0, 0)
         self._has_forward = False
         for patched in patches.schedules:
             patched.add(self._at_step)
@@ -59,22 +59,29 @@ class ScheduleProbe(FactProbe):
         columns["schedule_epochs"] = [int(scheduler.last_epoch) for scheduler, _ in schedulers]
         if len(schedulers) == 1 and (rates := _set_last(schedulers[0][0])):
             columns["schedule_rates"] = rates
-        described, numbers = self._described.get(optimizer), [calls.schedule for _, calls in schedulers]
-        if described is None or described[1] != numbers:
-            columns["schedule_facts"] = self._describe(optimizer, [scheduler for scheduler, _ in schedulers], numbers)
+        state = id(optimizer), len(schedulers), self._num_seen
+        if state != self._last_state:
+            self._last_state = state
+            columns |= self._describe(optimizer, schedulers)
         return columns
 
-    def _describe(self, optimizer: Optimizer, schedulers: list[LRScheduler], numbers: list[int]) -> str:
-        described = self._described.get(optimizer)
-        number = next(self._next_numbers) if described is None else described[0]
+    def _describe(self, optimizer: Optimizer, schedulers: list[tuple[LRScheduler, _Calls]]) -> dict[str, str]:
+        """The column ``schedule_facts``, where these schedulers of the optimizer are not those of its last update."""
+        described, numbers = self._described.get(optimizer), [calls.schedule for _, calls in schedulers]
+        if described is not None and described[1] == numbers:
+            return {}
+        self._num_optimizers += described is None
+        number = self._num_optimizers if described is None else described[0]
         self._described.set(optimizer, (number, numbers))
-        return json.dumps({"optimizer": number, "schedules": [description(scheduler) for scheduler in schedulers]})
+        facts = {"optimizer": number, "schedules": [description(scheduler) for scheduler, _ in schedulers]}
+        return {"schedule_facts": json.dumps(facts)}
 
     def _at_step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
         is_first = getattr(scheduler, "_step_count", 0) < 1  # the call that its constructor makes, or it counts none
         calls = self._calls.get(scheduler)
         if calls is None:
-            calls = _Calls(next(self._next_numbers))
+            self._num_seen += 1
+            calls = _Calls(self._num_seen)
             self._calls.set(scheduler, calls)
         calls.number = 0 if is_first else calls.number + 1
 
