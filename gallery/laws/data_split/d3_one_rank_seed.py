@@ -71,6 +71,7 @@ ENTRIES = (
         no_set_epoch,
         shows=shared_samples_from(8),
         step=8,
+        may_find=("epochs-alike",),
         causes=("sampler-epochs-differ",),
         variant_of="D2.epoch",
     ),

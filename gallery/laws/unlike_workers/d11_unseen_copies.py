@@ -85,7 +85,7 @@ ENTRIES = (
         "pair",
         "two ranks of four read the same samples behind tokens of their own",
         a_pair,
-        may_find=("shard-overlap", "worker-direction-outlier"),
+        may_find=("shard-overlap", "worker-direction-outlier", "draws-alike"),
         ranks=COPIES,
         world_size=4,
     ),
@@ -93,7 +93,7 @@ ENTRIES = (
         "",
         "both ranks read the same samples behind tokens of their own, under dropout",
         both,
-        may_find=("shard-overlap",),
+        may_find=("shard-overlap", "draws-alike"),
         ranks=(0, 1),
     ),
 )

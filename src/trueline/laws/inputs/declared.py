@@ -25,6 +25,7 @@ LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
     checks={
+        "draws-alike": Code(),
         "input-constant": Code(explains=("worker-silent", "*unlike-worker")),
     },
 )

@@ -76,6 +76,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from trueline.judge.compared_ranks import MAX_SITES
+from trueline.laws.inputs.names import POSITIONS, TIMES
 from trueline.laws.inputs.zero_samples import ZeroSamples, zero_samples
 from trueline.schema.columns.influence import BESIDE, RowInfluence
 from trueline.schema.columns.input_values import InputFact, InputValue, input_values
@@ -94,14 +95,6 @@ MIN_STEPS = 8
 """Steps at which a tensor is looked at before anything is said of it."""
 CHANGING = 0.75
 """Share of steps at which an input has content of its own, of those that it was looked at, from which on it changes."""
-TIMES = (
-    *("t", "time", "times", "timestep", "timesteps", "time_step", "time_steps"),
-    *("sigma", "sigmas", "noise_level", "noise_levels", "logsnr", "log_snr"),
-)
-"""Names of inputs that are times or noise levels, as diffusion models have."""
-POSITIONS = ("position_ids", "positions", "pos_ids", "input_pos", "cache_position")
-"""Names of inputs that are positions of tokens."""
-
 Tensors = Mapping[InputFact, Mapping[int, InputValue]]
 """Values of the tensors that a rank reads and compares with, by step."""
 
