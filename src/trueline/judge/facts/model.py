@@ -16,6 +16,11 @@ from trueline.store.reader import Run
 
 ADAPTER = re.compile(r"lora|adapter|ia3|prompt|prefix|oft_|boft|hada_|lokr|vera_|dora", re.IGNORECASE)
 """Parts of the names of parameters that are trained beside a model that is frozen: those of PEFT's methods."""
+ADAPTER_NAME = re.compile(
+    r"\.(?:lora_\w+|ia3_l|oft_[rR]|vera_lambda_[bd]|hada_\w+|lokr_\w+|boft_[RS]|modules_to_save|prompt_encoder)"
+    r"\.(\w+)(?:\.|$)"
+)
+"""Where PEFT puts the name of an adapter into those of its parameters: ``q_proj.lora_A.default.weight``."""
 WITH_MASTERS = ("deepspeed", "megatron")
 """Adapters of frameworks whose optimizers update float32 copies of weights in 16 bits."""
 SHORT = ("bfloat16", "float16")
@@ -37,6 +42,26 @@ def parameters(run: Run) -> tuple[str, Any]:
     text += f"; {len(frozen)} frozen ({named_some(frozen)})" if frozen else "; none frozen"
     values: dict[str, Any] = {"trained": len(trained), "numbers": max(numbers), "frozen": len(frozen)}
     return text, values | {"adapters": any(ADAPTER.search(name) is not None for name in trained)}
+
+
+def adapters(run: Run) -> tuple[str, Any] | None:
+    """Adapters of PEFT by their names, and how many of their parameters are trained, and frozen."""
+    numbers: dict[str, dict[str, int]] = {}
+    for key, names in (
+        ("trained", {name for env in _envs(run) for name in env.params}),
+        ("frozen", {name for env in _envs(run) for name in env.frozen}),
+    ):
+        for match in filter(None, map(ADAPTER_NAME.search, sorted(names))):
+            counts = numbers.setdefault(match[1], {"trained": 0, "frozen": 0})
+            counts[key] += 1
+    if not numbers:
+        return None
+    words = [
+        f"{name} ({counted(counts['trained'], 'parameter')} trained"
+        + (f", {counts['frozen']} frozen)" if counts["frozen"] else ")")
+        for name, counts in numbers.items()
+    ]
+    return f"{'adapter' if len(words) == 1 else 'adapters'} {listed(words)}", numbers
 
 
 def without_gradient(run: Run) -> tuple[str, Any]:

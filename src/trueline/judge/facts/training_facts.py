@@ -52,6 +52,13 @@ SUBJECTS: tuple[Subject, ...] = (
         (Mark("frozen-without-adapters", lambda value: value["frozen"] > 0 and not value["adapters"]),),
     ),
     Subject(
+        "adapters",
+        "model",
+        "adapters",
+        model.adapters,
+        (Mark("adapter-frozen", lambda value: any(not counts["trained"] for counts in value.values())),),
+    ),
+    Subject(
         "without-gradient",
         "model",
         "parameters without a gradient",

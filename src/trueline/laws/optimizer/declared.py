@@ -32,6 +32,7 @@ COLUMNS: tuple[Column, ...] = (
 LAW = Law(
     columns=COLUMNS,
     of_updates=True,
+    answers={"facts": "facts.SUBJECTS"},
     probes=(
         "probe.updates",
         "probe.kept_gradients",

@@ -291,3 +291,16 @@ def test_ranks_that_hold_other_parts_of_a_model(tmp_path):
     envs = {rank: rank_env(rank, 2, params=[f"stage{rank}"], param_shapes=[[10 * (rank + 1)]]) for rank in range(2)}
     run = write_healthy_run(tmp_path / "run", healthy_rows(2, 2), envs=envs)
     assert text_of(read_facts(run), "parameters") == "2 parameters trained, of 10 to 20 numbers on a rank; none frozen"
+
+
+def test_adapters_by_their_names(tmp_path):
+    trained_names = [f"layers.{i}.q_proj.lora_{part}.mine.weight" for i in range(2) for part in "AB"]
+    frozen_names = ["layers.0.q_proj.base_layer.weight", "layers.0.q_proj.lora_A.default.weight"]
+    env = rank_env(0, 1, params=trained_names, param_shapes=[[2, 2]] * 4, frozen=frozen_names)
+    facts = read_facts(write_healthy_run(tmp_path / "run", healthy_rows(1, 2), envs={0: env}))
+    assert (
+        text_of(facts, "adapters")
+        == "adapters mine (4 parameters trained) and default (0 parameters trained, 1 frozen)"
+    )
+    assert marks_of(facts, "adapters") == {"adapter-frozen"}
+    assert not marks_of(facts, "parameters")

@@ -1,0 +1,115 @@
+"""Facts of updates: dtypes of gradients and states, by how much weights change, settings that change."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.facts.fact import Mark, Subject
+from trueline.judge.series.sampled_updates import Slice, sampled_updates
+from trueline.judge.series.update_rules import GRAD, PARAM
+from trueline.schema.errors import CannotTell
+from trueline.schema.text.words import counted, listed
+from trueline.store.reader import Run
+
+SHORT = ("bfloat16", "float16")
+RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+"""Settings that a schedule changes, of which the line of the learning rate tells."""
+
+
+def dtypes(run: Run) -> tuple[str, Any]:
+    """Dtypes of gradients and of optimizer states that have as many elements as their parameter."""
+    slices = _slices(run)
+    gradients = sorted({sample.dtypes[GRAD] for sample in slices if GRAD in sample.dtypes})
+    states: dict[str, str] = {}
+    for sample in slices:
+        for name in sample.before.keys() | sample.after.keys():
+            if name not in (PARAM, GRAD) and name in sample.dtypes:
+                states[name] = sample.dtypes[name]
+    if not gradients:
+        raise CannotTell("no gradient was there at an update that was sampled")
+    by_dtype = defaultdict[str, list[str]](list)
+    for name, dtype in sorted(states.items()):
+        by_dtype[dtype].append(name)
+    words = [f"{listed(names)} {dtype}" for dtype, names in by_dtype.items()]
+    text = f"gradients are {listed(gradients)} at the update"
+    text += f"; of the optimizer's states {listed(words)}" if words else "; the optimizer has no states"
+    return text, {"gradients": gradients, "states": dict(sorted(states.items()))}
+
+
+def update_over_weight(run: Run) -> tuple[str, Any] | None:
+    """By what share of their size an update changes weights, root mean squares over what was sampled, by part."""
+    slices = _slices(run)
+    env = run.env.get(slices[0].rank)
+    part_of = {name: group.name for group in env.groups for name in group.params} if env else dict[str, str]()
+    sums = defaultdict[str, list[float]](lambda: [0.0, 0.0])
+    for sample in slices:
+        if PARAM in sample.before and PARAM in sample.after:
+            moves_K = sample.after[PARAM] - sample.before[PARAM]
+            sizes = (float(np.sum(moves_K**2)), float(np.sum(sample.before[PARAM] ** 2)))
+            sums[part_of.get(sample.name, sample.name)][0] += sizes[0]
+            sums[part_of.get(sample.name, sample.name)][1] += sizes[1]
+    # Weights that are still 0 have no size that a change would be a share of.
+    parts = {
+        part: math.sqrt(moved / size)
+        for part, (moved, size) in sums.items()
+        if size > 0 and math.isfinite(moved / size)
+    }
+    if not parts:
+        return None
+    least, most = min(parts, key=parts.__getitem__), max(parts, key=parts.__getitem__)
+    text = f"an update changes weights by {parts[most]:.2g} of their size"
+    if len(parts) > 1:
+        text = f"an update changes weights by {parts[least]:.2g} ({least}) to {parts[most]:.2g} ({most}) of their size"
+    num = len({sample.step for sample in slices})
+    return f"{text}, at elements of {counted(num, 'sampled update')}", {"parts": parts, "updates": num}
+
+
+def changed_settings(run: Run) -> tuple[str, Any] | None:
+    """Settings of the optimizer, but for rates, that are others at a later update, with the first such step."""
+    changes: dict[str, dict[str, Any]] = {}
+    first: dict[str, Mapping[str, Any]] = {}
+    for sample in _slices(run):
+        settings = first.setdefault(sample.name, sample.settings)
+        for name in settings.keys() & sample.settings.keys():
+            if name not in RATES and name not in changes and settings[name] != sample.settings[name]:
+                changes[name] = {"step": sample.step, "before": settings[name], "after": sample.settings[name]}
+    if not changes:
+        return None
+    words = [
+        f"{name} from {change['before']} to {change['after']} by step {change['step']}"
+        for name, change in sorted(changes.items())
+    ]
+    return f"settings of the optimizer changed: {listed(words)}", changes
+
+
+def _slices(run: Run) -> Sequence[Slice]:
+    ranks = data_parallel_ranks(run)[:1]
+    slices = [sample for sample in sampled_updates(run).slices if sample.rank in ranks]
+    if not slices:
+        raise CannotTell("no update of the first rank was sampled")
+    return slices
+
+
+SUBJECTS = (
+    Subject(
+        "update-dtypes",
+        "update",
+        "dtypes of gradients and states",
+        dtypes,
+        (Mark("states-in-16-bits", lambda value: any(dtype in SHORT for dtype in value["states"].values())),),
+    ),
+    Subject("update-over-weight", "update", "the size of updates", update_over_weight),
+    Subject(
+        "settings-changed",
+        "update",
+        "settings of the optimizer that change",
+        changed_settings,
+        (Mark("settings-changed", lambda value: bool(value)),),
+    ),
+)
