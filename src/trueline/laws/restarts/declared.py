@@ -17,6 +17,7 @@ COLUMNS: tuple[Column, ...] = (
 
 LAW = Law(
     columns=COLUMNS,
+    answers={"facts": "facts.SUBJECTS"},
     probes=("probe",),
     checks={
         "restart-weights": Code(explains=("*jump",), dated=True),

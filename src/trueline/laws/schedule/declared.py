@@ -35,6 +35,7 @@ COLUMNS: tuple[Column, ...] = (
 
 LAW = Law(
     columns=COLUMNS,
+    answers={"facts": "facts.SUBJECTS"},
     of_updates=True,
     probes=("probe",),
     checks={

@@ -9,7 +9,7 @@ from tests.unit.healthy_run import PARAMS, write_run, write_starts
 from torch import nn
 
 import trueline
-from trueline.laws.restarts import restart_states, restart_weights
+from trueline.laws.restarts import facts, restart_states, restart_weights
 from trueline.schema.errors import CannotTell
 
 STEPS = 4
@@ -156,3 +156,22 @@ def test_states_beside_other_weights_are_those_of_another_checkpoint(tmp_path):
     assert kinds(run) == [("restart-weights", "other", "confirm")]
     moved = write_starts(tmp_path / "moved", starts_of(taken={**STATES, "head": STATES["embed"]}, weights=2))
     assert kinds(moved)[1] == ("restart-states", "moved", "error")
+
+
+def with_rates(starts, *rates):
+    for (_, rows), rate in zip(starts, rates, strict=True):
+        for row in rows.values():
+            row["lr"] = [rate]
+    return starts
+
+
+def test_the_fact_of_what_was_taken_over(tmp_path):
+    text, _ = facts.takeovers(write_starts(tmp_path / "all", with_rates(starts_of(), 0.1, 0.1)))
+    assert text == "1 start that went on: at step 4 weights, optimizer states and learning rates as they were left"
+    changed = with_rates(starts_of(taken={}), 0.1, 0.2)
+    text, numbers = facts.takeovers(write_starts(tmp_path / "some", changed))
+    assert (
+        text == "1 start that went on: at step 4 weights as they were left, other optimizer states and learning rates"
+    )
+    assert numbers == [{"step": 4, "weights": True, "optimizer_states": False, "learning_rates": False}]
+    assert facts.takeovers(write_run(tmp_path / "once", {(0, 0): {}})) is None

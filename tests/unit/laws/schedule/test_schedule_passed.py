@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import (
 )
 
 import trueline
-from trueline.laws.schedule import schedule_passed
+from trueline.laws.schedule import facts, schedule_passed
 from trueline.laws.schedule.lengths import description
 from trueline.schema.errors import CannotTell
 
@@ -215,3 +215,19 @@ def test_optimizers_that_take_turns_are_left_alone(tmp_path):
 def test_a_run_without_schedulers_cannot_be_told(tmp_path):
     with pytest.raises(CannotTell, match="no scheduler"):
         schedule_passed.check(write_run(tmp_path / "run", {(0, 0): {"lr": [0.1]}}))
+
+
+def test_the_fact_of_a_schedule(tmp_path):
+    text, (numbers,) = facts.schedules(write_run(tmp_path / "run", rows_of(range(0, 24, 2), length=12)))
+    assert text == "schedule CosineAnnealingLR (T_max 12), by 2 steps an update, at its end at step 6"
+    assert (numbers["steps_an_update"], numbers["end_step"], numbers["after"]) == (2, 6, 5)
+    (mark,) = facts.SUBJECTS[0].marks
+    assert mark.applies([numbers])
+    assert not mark.applies([{**numbers, "steps_an_update": 1}])
+    epochs = [step // 4 for step in range(12)]
+    text, _ = facts.schedules(write_run(tmp_path / "epochs", rows_of(epochs, length=12)))
+    assert text == "schedule CosineAnnealingLR (T_max 12), not at every update, at its step 2 in the last"
+
+
+def test_a_job_without_a_schedule_has_no_fact_of_one(tmp_path):
+    assert facts.schedules(write_run(tmp_path / "run", {(0, 0): {"lr": [0.1]}})) is None

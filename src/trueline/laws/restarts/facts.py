@@ -1,0 +1,49 @@
+"""Facts of what a start of the job took over from the one before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trueline.judge.facts.fact import Subject
+from trueline.laws.restarts.taken_over import TakenOver, ranks_at, taken_over
+from trueline.schema.text.words import counted, listed
+from trueline.store.reader import Run
+
+
+def takeovers(run: Run) -> tuple[str, Any] | None:
+    """At each later start: whether weights, states of the optimizer and learning rates are as they were left."""
+    if not run.restarts:
+        return None
+    sentences: list[str] = []
+    numbers: list[dict[str, Any]] = []
+    for step, starts in ranks_at(taken_over(run)).items():
+        # One rank says it, and the one with the most that is not as it was left.
+        start = max(starts, key=lambda start: (len(start.other_weights), len(start.moved_states), -start.rank))
+        rates = _rates_as_left(run, start)
+        kept = {"weights": not start.other_weights, "optimizer states": _states_as_left(start), "learning rates": rates}
+        same = [name for name, is_same in kept.items() if is_same]
+        changed = [name for name, is_same in kept.items() if is_same is False]
+        clauses = [f"{listed(same)} as they were left"] if same else []
+        clauses += [f"other {listed(changed)}"] if changed else []
+        sentences.append(f"at step {step} {', '.join(clauses)}")
+        numbers.append({"step": step, **{name.replace(" ", "_"): is_same for name, is_same in kept.items()}})
+    head = f"{counted(len(sentences), 'start')} that went on"
+    return f"{head}: {'; '.join(sentences)}", numbers
+
+
+def _states_as_left(start: TakenOver) -> bool | None:
+    """None where nobody looked at them as the start before ended."""
+    if start.left is None:
+        return None
+    return not (start.moved_states or start.missing_states or start.other_states)
+
+
+def _rates_as_left(run: Run, start: TakenOver) -> bool | None:
+    """Whether the first update has the learning rates of the last one before; None where one of them is unknown."""
+    steps = [start.step - 1, start.step]
+    rows = run.lists("lr", steps=steps, ranks=[start.rank])
+    before, after = (rows.get((step, start.rank)) for step in steps)
+    return None if before is None or after is None else before.tolist() == after.tolist()
+
+
+SUBJECTS = (Subject("takeovers", "starts", "what later starts took over", takeovers),)
