@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
 
 from trueline.schema.column import Column
 
@@ -15,7 +17,17 @@ COLUMNS: tuple[Column, ...] = (
         "those not finite, those below 2^-126 and not zero, mean, standard deviation, kurtosis, largest magnitude.",
         after="buffer_digests",
     ),
+    Column(
+        "frozen_params",
+        "string",
+        "",
+        "Of that step, JSON of `FrozenParam`: the last `MAX_FROZEN` frozen parameters of the model, in its order.",
+    ),
+    Column("frozen_values", "list<float64>", "", "`InitialValues` of each of these."),
 )
+
+MAX_FROZEN = 256
+"""Frozen parameters that are looked at, the last ones, as a head is at the end."""
 
 MAX_LOOKED = 16384
 """Elements of a parameter that are looked at: the spread of as many independent normal ones is known to 0.6 %."""
@@ -40,6 +52,25 @@ class InitialValues:
     spread: float
     kurtosis: float
     largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenParam:
+    """A frozen parameter; ``is_behind``: no parameter that is trained comes after it in the model."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_behind: bool
+
+
+def frozen_text(params: Sequence[FrozenParam]) -> str:
+    """The string of the column."""
+    return json.dumps([astuple(param) for param in params])
+
+
+def frozen_params(text: str) -> tuple[FrozenParam, ...]:
+    """Of one row of the column."""
+    return tuple(FrozenParam(name, tuple(shape), is_behind) for name, shape, is_behind in json.loads(text))
 
 
 NUM_FIELDS = len(fields(InitialValues))

@@ -3,33 +3,80 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trueline.capture.model.layout import Layout, local
+from trueline.capture.model.layout import Layout, local, named_parameters
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
-from trueline.laws.initial_values.columns import MAX_LOOKED, NUM_FIELDS, SMALLEST_NORMAL
+from trueline.laws.initial_values.columns import (
+    MAX_FROZEN,
+    MAX_LOOKED,
+    NUM_FIELDS,
+    SMALLEST_NORMAL,
+    FrozenParam,
+    frozen_text,
+)
 
 
 class InitialValueProbe:
-    """The column ``initial_values``, once: just before the update of the first step that is watched."""
+    """The columns ``initial_values``, ``frozen_params`` and ``frozen_values``, once: just before the update of the
+    first step that is watched.
+    """
 
     name = "initial values"
     moments = ("update",)
     between = None
 
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
     def begin(self, step: Step) -> bool:
         return step.watched and step.age == 0
 
-    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        return {"initial_values": initial_values(step.layout)}
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        columns: dict[str, Any] = {"initial_values": initial_values(step.layout)}
+        if step.layout.frozen:
+            columns |= _frozen(self._model, step.layout)
+        return columns
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: host[name].flatten().tolist() for name in ("initial_values",) if name in host}
+        names = ("initial_values", "frozen_values")
+        return {name: host[name].flatten().tolist() for name in names if name in host}
+
+
+def _frozen(model: nn.Module, layout: Layout) -> dict[str, Any]:
+    """``frozen_params`` and, float64 [F, fields], ``frozen_values``."""
+    params = named_parameters(model)
+    last_trained = max((number for number, (_, param) in enumerate(params) if param.requires_grad), default=len(params))
+    frozen = [(number, name, param) for number, (name, param) in enumerate(params) if not param.requires_grad]
+    frozen = frozen[-MAX_FROZEN:]
+    if not frozen:
+        return {}
+    rows = [numbers_of(local(param).detach()) for _, _, param in frozen]
+    # A teacher, or a target network, is a frozen copy that stands behind what is trained, and is no head of it.
+    copies = _copies(params)
+    facts = [
+        FrozenParam(name, tuple(param.shape), number > last_trained and name.partition(".")[0] not in copies)
+        for number, name, param in frozen
+    ]
+    return {"frozen_params": frozen_text(facts), "frozen_values": torch.stack([row.to(layout.device) for row in rows])}
+
+
+def _copies(params: Sequence[tuple[str, nn.Parameter]]) -> set[str]:
+    """First components of names whose parameters have the names and shapes of those of another that is trained."""
+    forms: defaultdict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
+    trained = set[str]()
+    for name, param in params:
+        part, _, rest = name.partition(".")
+        forms[part].append((rest, tuple(param.shape)))
+        trained |= {part} if param.requires_grad else set()
+    trained_forms = [forms[part] for part in trained]
+    return {part for part in forms.keys() - trained if forms[part] in trained_forms}
 
 
 def initial_values(layout: Layout) -> Tensor:
@@ -66,5 +113,4 @@ def _spread_elements(param: Tensor) -> Tensor:
 
 def make_probe(parts: ProbeParts) -> InitialValueProbe:
     """The probe of this law for one watched model."""
-    del parts
-    return InitialValueProbe()
+    return InitialValueProbe(parts.model)
