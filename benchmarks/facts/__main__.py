@@ -1,18 +1,18 @@
 """Run healthy trainings, keep their facts, and write the base rates of what is unusual.
 
     python -m benchmarks.facts --sources DIR [--only NAME] [--jobs 2] [--runs DIR]
-    python -m benchmarks.facts --table [--runs DIR]
+    python -m benchmarks.facts --table [--only NAME] [--runs DIR]
 
 The first runs the gallery's healthy twins, the healthy modes of benchmarks.frameworks that are installed, and the
 public examples of examples.toml, whose clones --sources holds, as OWNER+NAME each:
 
     git clone --bare https://github.com/OWNER/NAME DIR/OWNER+NAME
 
---only runs those whose name begins with NAME. --runs keeps the Runs there, and those that are there are not run again.
---table runs nothing: it makes results (from the Runs, where --runs is given), README.md and the table that trueline
-ships anew. Examples need transformers, accelerate, datasets, evaluate, trl, peft, diffusers, timm, torchvision,
-lightning, pytorch-ignite, torch-geometric, gymnasium, tyro, hydra-core, fire and matplotlib beside trueline; one that
-cannot run is said, and keeps its result. Half an hour on two cores.
+--only takes a kind (gallery, frameworks, examples), or those whose name begins with NAME. --runs keeps the Runs there,
+and those that are there are not run again. --table runs nothing: it makes results (from the Runs, where --runs is
+given), README.md and the table that trueline ships anew. Examples need transformers, accelerate, datasets, evaluate,
+trl, peft, diffusers, timm, torchvision, lightning, jsonargparse, pytorch-ignite, torch-geometric, gymnasium, tyro,
+hydra-core, fire and matplotlib beside trueline; one X on two cores.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
                 print(f"{name}: {wrong or 'done'}", file=sys.stderr, flush=True)
         kept, run = table.read_results()
         by_name = {(training.kind, training.name): training for training in kept}
-        for training in _read(runs):
+        for training in _read(runs, chosen.only):
             by_name[training.kind, training.name] = training
     trainings = sorted(by_name.values(), key=lambda training: (table.KINDS.index(training.kind), training.name))
     for kind in table.KINDS:
@@ -70,7 +70,8 @@ def _trained(runs: Path, only: str, sources: Path | None, temporary: Path, jobs:
     lacking = [
         example
         for example in (catalogue.read() if sources is not None else ())
-        if example.name.startswith(only) and not (runs / "examples" / example.name / "manifest.json").exists()
+        if ours.is_asked("examples", example.name, only)
+        and not (runs / "examples" / example.name / "manifest.json").exists()
     ]
 
     def trained(example: catalogue.Example) -> tuple[str, str]:
@@ -87,9 +88,9 @@ def _trained(runs: Path, only: str, sources: Path | None, temporary: Path, jobs:
         yield from pool.map(trained, lacking)
 
 
-def _read(runs: Path) -> Iterator[Training]:
+def _read(runs: Path, only: str) -> Iterator[Training]:
     """What the Runs below ``runs`` tell; one that cannot be read is said."""
-    from benchmarks.facts.ours import as_folder, framework_modes, gallery_entries
+    from benchmarks.facts.ours import as_folder, framework_modes, gallery_entries, is_asked
 
     origins = {example.name: example.repository for example in catalogue.read()}
     places = [("gallery", entry.id, "gallery", runs / "gallery" / entry.id / "healthy") for entry in gallery_entries()]
@@ -98,7 +99,7 @@ def _read(runs: Path) -> Iterator[Training]:
         places.append(("frameworks", name, framework, runs / "frameworks" / name))
     places += [("examples", name, origin, runs / "examples" / name) for name, origin in origins.items()]
     for kind, name, origin, path in places:
-        if not (path / "manifest.json").exists():
+        if not is_asked(kind, name, only) or not (path / "manifest.json").exists():
             continue
         try:
             yield read(path, name=name, kind=kind, origin=origin)

@@ -16,6 +16,9 @@ from gallery.entry import Entry, all_entries, num_ranks, train_on_rank
 
 from trueline.demo.ranks import Ranks
 
+STEPS = 24
+"""Of each framework's mode: three times what a fact of the loss needs."""
+
 
 def gallery_entries() -> list[Entry]:
     """The first entry, by its id, of each function that trains, as faults that one function plants have one twin.
@@ -31,12 +34,17 @@ def gallery_entries() -> list[Entry]:
     return list(firsts.values())
 
 
+def is_asked(kind: str, name: str, only: str) -> bool:
+    """Whether ``only`` is nothing, the kind, or what the name begins with."""
+    return only == kind or name.startswith(only)
+
+
 def train_gallery(folder: Path, *, only: str = "") -> Iterator[tuple[str, str]]:
     """Trains the healthy ones that ``folder`` lacks, each to folder/ID/healthy; (id, '' or why it did not finish)."""
     lacking = [
         entry
         for entry in gallery_entries()
-        if only in ("", entry.id) and not (folder / entry.id / "healthy" / "manifest.json").exists()
+        if is_asked("gallery", entry.id, only) and not (folder / entry.id / "healthy" / "manifest.json").exists()
     ]
     for size in sorted({num_ranks(entry, "healthy") for entry in lacking}):
         with Ranks(size) as ranks:
@@ -74,7 +82,7 @@ def train_frameworks(folder: Path, *, only: str = "") -> Iterator[tuple[str, str
     for framework, mode in framework_modes():
         name = as_folder(framework, mode)
         out = folder / name
-        if only not in ("", name) or (out / "manifest.json").exists():
+        if not is_asked("frameworks", name, only) or (out / "manifest.json").exists():
             continue
         shutil.rmtree(out, ignore_errors=True)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +90,7 @@ def train_frameworks(folder: Path, *, only: str = "") -> Iterator[tuple[str, str
         preload(*getattr(module, "IMPORTS", (module.PACKAGE,)))
         left = folder / f"{name}.left"
         try:
-            trained(framework, mode, left, run=out, plan={"every": 1})
+            trained(framework, mode, left, run=out, plan={"every": 1}, steps=STEPS)
             yield name, ""
         except Exception as error:
             yield name, f"{type(error).__name__}: {error}"[-300:]

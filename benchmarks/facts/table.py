@@ -15,7 +15,7 @@ from benchmarks.page import table
 
 import trueline
 from trueline.judge.facts.base_rates import MOST, TABLE
-from trueline.judge.facts.fact import Subject
+from trueline.judge.facts.fact import Mark, Subject
 from trueline.judge.facts.training_facts import all_subjects
 
 RESULTS = Path(__file__).with_name("results")
@@ -93,15 +93,21 @@ def base_rates(trainings: Sequence[Training], asked: Iterable[Subject] | None = 
     """
     rates = []
     for subject in all_subjects() if asked is None else asked:
-        telling = [training for training in trainings if training.tells(subject.name)]
         for mark in subject.marks:
-            showing = [
-                training
-                for training in telling
-                if subject.name in training.facts and mark.applies(training.facts[subject.name])
-            ]
-            rates.append(BaseRate(mark.name, len(telling), tuple(showing)))
+            said = [(training, _shows(training, subject.name, mark)) for training in trainings]
+            telling = sum(shows is not None for _, shows in said)
+            rates.append(BaseRate(mark.name, telling, tuple(training for training, shows in said if shows)))
     return rates
+
+
+def _shows(training: Training, fact: str, mark: Mark) -> bool | None:
+    """Whether it shows the mark; None where its Run does not tell, or was read before the fact had such numbers."""
+    if fact not in training.facts:
+        return False if fact in training.nothing else None
+    try:
+        return bool(mark.applies(training.facts[fact]))
+    except (KeyError, TypeError):
+        return None
 
 
 def as_toml(rates: Iterable[BaseRate]) -> str:

@@ -160,8 +160,9 @@ def test_a_mark_is_counted_among_those_that_tell_the_fact():
     silent = replace(PLAIN, name="silent", facts={}, unknown={"rate-zero": "no rate"})
     has_none = replace(PLAIN, name="none", facts={}, nothing=("rate-zero",))
     later = _asked("later", Mark("later", bool))  # a fact that was not asked when the Runs were read
+    older = replace(PLAIN, name="older", facts={"rate-zero": {}})
     rate_zero = _asked("rate-zero", Mark("zeros", lambda value: value["updates"] > 1))
-    rates = table.base_rates([PLAIN, shows, silent, has_none], [rate_zero, later])
+    rates = table.base_rates([PLAIN, shows, silent, has_none, older], [rate_zero, later])
     assert [(rate.mark, rate.trainings, rate.showing) for rate in rates] == [("zeros", 3, 1), ("later", 0, 0)]
 
 

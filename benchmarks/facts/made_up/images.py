@@ -177,13 +177,13 @@ def stable_diffusion(folder: Path) -> None:
 
 
 def cora(folder: Path) -> None:
-    """A graph of 300 nodes with 40 features and 7 classes, in the files of Planetoid's Cora."""
+    """A graph of 800 nodes with 40 features and 7 classes, in the files of Planetoid's Cora."""
     from collections import defaultdict
 
     from scipy.sparse import csr_matrix
 
     folder.mkdir(parents=True, exist_ok=True)
-    nodes, labelled, held, classes = 300, 140, 60, 7
+    nodes, labelled, held, classes = 800, 140, 100, 7
     rng = np.random.default_rng(3)
     label = np.arange(nodes) % classes
     features = (rng.random((nodes, 40)) < 0.05 + 0.4 * (np.arange(40)[None] % classes == label[:, None])).astype("f4")
@@ -216,6 +216,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "cifar10": cifar,
     "cifar100": partial(cifar, classes=100),
     "images": image_folder,
+    "cats and dogs": partial(image_folder, splits=("train", "validation"), classes=2, each=24),
     "pets": pets,
     "photographs": photographs,
     "captioned images": captioned,

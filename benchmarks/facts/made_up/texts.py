@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,10 +132,17 @@ def wikitext(folder: Path) -> None:
 
 
 def plain_text(folder: Path) -> None:
-    """train.txt, valid.txt, test.txt and input.txt."""
+    """train.txt, valid.txt, test.txt, and input.txt, which has every letter."""
     folder.mkdir(parents=True, exist_ok=True)
     for at, (name, count) in enumerate((("train", 900), ("valid", 60), ("test", 60), ("input", 400))):
-        (folder / f"{name}.txt").write_text("\n".join(sentences(count, seed=at)) + "\n")
+        letters = string.printable[:95] + "\n" if name == "input" else ""
+        (folder / f"{name}.txt").write_text(letters + "\n".join(sentences(count, seed=at)) + "\n")
+
+
+def one_text(folder: Path) -> None:
+    """wikitext-2.txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "wikitext-2.txt").write_text("\n".join(sentences(1200)) + "\n")
 
 
 def token_file(folder: Path) -> None:
@@ -347,6 +355,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "metric": glue_metric,
     "wikitext": wikitext,
     "plain text": plain_text,
+    "one text": one_text,
     "token file": token_file,
     "conversations": conversations,
     "preferences": preferences,
