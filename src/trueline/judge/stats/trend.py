@@ -28,6 +28,9 @@ ENDS = 0.1
 CHOICES = 1999
 """Random choices of steps: the least probability that they can show is 1 of 2000."""
 
+_NUMBERS_AT_ONCE = 2**18
+"""Two megabytes are drawn at once."""
+
 
 def chance_of_fall(series_T: Floats) -> float:
     """An upper bound of the probability that one of the tests sees such a fall, or a greater one, where the order of
@@ -53,10 +56,15 @@ def _chance_of_ends(series_T: Floats) -> float:
         return 1.0
     fall = means_K[:num].mean() - means_K[-num:].mean()
     draw = np.random.default_rng(0)  # one answer for one Run
-    chosen = (means_K[draw.choice(len(means_K), 2 * num, replace=False)] for _ in range(CHOICES))
+    at_once = max(_NUMBERS_AT_ONCE // len(means_K), 1)
+    falls: list[Floats] = []
+    for first in range(0, CHOICES, at_once):
+        places_MK = np.tile(np.arange(len(means_K)), (min(at_once, CHOICES - first), 1))
+        chosen_ME = means_K[draw.permuted(places_MK, axis=1)[:, : 2 * num]]
+        falls.append(chosen_ME[:, :num].mean(axis=1) - chosen_ME[:, num:].mean(axis=1))
     # Of equal values, differences are equal up to rounding.
     least = fall - 1e-12 * np.abs(means_K).max()
-    return (1 + sum(values[:num].mean() - values[num:].mean() >= least for values in chosen)) / (1 + CHOICES)
+    return float(1 + (np.concatenate(falls) >= least).sum()) / (1 + CHOICES)
 
 
 def _means(series_T: Floats, most: int) -> Floats:
