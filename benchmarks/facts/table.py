@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import trueline
 from trueline.judge.facts.base_rates import MOST, TABLE
 from trueline.judge.facts.fact import Mark, Subject
 from trueline.judge.facts.training_facts import all_subjects
+from trueline.schema.judged import FEWEST_STEPS_OF_ONE
 
 RESULTS = Path(__file__).with_name("results")
 SHIPPED = Path(trueline.__file__).parent / "judge" / "facts" / TABLE
@@ -31,10 +33,10 @@ rate, whether the rate changes, clipping limits, GradScaler, autocast, evaluatio
 more frequent than in practice, since the plain ones of one shape are one, and the gallery's controls were made
 because they are unusual: rates err towards silence.
 
-A fact that the Run does not tell is not among a mark's trainings; where the job has nothing of the kind (no
-GradScaler), it is, and does not show it. Intervals are the exact ones of Clopper and Pearson, 95 %. The trainings are
-small, and no random sample of what people train: the interval says what their number leaves open, not how they were
-chosen."""
+Trainings of fewer than 8 steps are not counted, as `check` does not ask them. A fact that the Run does not tell is
+not among a mark's trainings; where the job has nothing of the kind (no GradScaler), it is, and does not show it.
+Intervals are the exact ones of Clopper and Pearson, 95 %. The trainings are small, and no random sample of what
+people train: the interval says what their number leaves open, not how they were chosen."""
 _EXAMPLES = """Their code is not in this repository: `examples.toml` names repository, commit and path, with the
 arguments, made-up files, stand-ins and substitutions with which each runs on a CPU. No weights and no data are
 downloaded. What a training asks of a machine that is not there (CUDA, a download) is answered by `stand_in/`."""
@@ -82,9 +84,13 @@ def write_results(trainings: Sequence[Training], run: Mapping[str, int], folder:
 
 
 def counted(trainings: Iterable[Training], examples: Iterable[Example]) -> list[Training]:
-    """One of each shape, of those that are healthy."""
+    """One of each shape, of those that are healthy and have as many steps as it takes to be asked."""
     wrong = {example.name for example in examples if example.not_healthy}
-    return one_of_each(training for training in trainings if training.kind != "examples" or training.name not in wrong)
+    return one_of_each(
+        training
+        for training in trainings
+        if training.steps >= FEWEST_STEPS_OF_ONE and (training.kind != "examples" or training.name not in wrong)
+    )
 
 
 def base_rates(trainings: Sequence[Training], asked: Iterable[Subject] | None = None) -> list[BaseRate]:
@@ -180,11 +186,12 @@ def _head(run: Mapping[str, int], chosen: Sequence[Training], origin: Mapping[st
 
 def _rates(chosen: Sequence[Training]) -> str:
     rows = []
-    for rate in base_rates(chosen):
+    rates = base_rates(chosen)
+    for rate in rates:
         low, high = interval(rate.showing, rate.trainings) if rate.trainings else (0.0, 1.0)
         share = rate.showing / rate.trainings if rate.trainings else 0.0
         by_kind = [sum(training.kind == kind for training in rate.shown_by) for kind in KINDS]
-        said = "yes" if rate.trainings >= LEAST and share <= MOST else "no"
+        said = "yes" if _is_said(rate) else "no"
         which = ", ".join(training.name for training in rate.shown_by[:6]) + (", …" if rate.showing > 6 else "")
         rows.append(
             [
@@ -199,7 +206,18 @@ def _rates(chosen: Sequence[Training]) -> str:
             ]
         )
     header = ["mark", "trainings", "showing", "share", "95 %", *KINDS, "said", "shown by"]
-    return "## Marks\n\n" + (table(header, rows, right=range(1, 8)) if rows else "No subject has a mark.")
+    marked = Counter(name for rate in rates if _is_said(rate) for name in {training.name for training in rate.shown_by})
+    counts = Counter(marked.values())
+    text = (
+        f"Of the {len(chosen)} counted trainings {len(chosen) - len(marked)} show none of the marks that are said, "
+        f"{counts[1]} show one, and {len(marked) - counts[1]} more. They are the same trainings that the rates are of."
+    )
+    return f"## Marks\n\n{text}\n\n{table(header, rows, right=range(1, 8))}"
+
+
+def _is_said(rate: BaseRate) -> bool:
+    """Whether ``check`` says it."""
+    return rate.trainings >= LEAST and rate.showing <= MOST * rate.trainings
 
 
 def _facts(chosen: Sequence[Training]) -> str:
@@ -228,7 +246,7 @@ def _alarms(trainings: Sequence[Training], examples: Sequence[Example]) -> str:
         for training in public
         for finding in training.findings
     ]
-    text = f"No error and no warning in {silent} of {len(public)}; of our own trainings their pages say it."
+    text = f"Nothing in {silent} of {len(public)}, but for the marks above; of our own trainings their pages say it."
     if reasons:
         text += " As their authors have them, these are not healthy, and not counted:\n\n" + "\n".join(reasons)
     if rows:

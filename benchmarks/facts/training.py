@@ -12,6 +12,7 @@ from typing import Any
 import trueline
 from trueline.judge.facts.training_facts import all_subjects
 from trueline.schema.errors import CannotTell
+from trueline.schema.finding import UNUSUAL
 from trueline.schema.text.reading import why
 from trueline.store.reader import Run
 
@@ -80,7 +81,7 @@ def read(path: Path, *, name: str, kind: str, origin: str) -> Training:
     findings = [
         {"code": finding.code, "severity": finding.severity, "ranks": list(finding.ranks), "claim": finding.claim}
         for finding in (trueline.check(path).findings if kind == "examples" else ())
-        if finding.severity in ("error", "warning")
+        if finding.severity != "info" and finding.code != UNUSUAL
     ]
     return Training(
         name,
@@ -89,11 +90,16 @@ def read(path: Path, *, name: str, kind: str, origin: str) -> Training:
         ranks=run.world_size,
         steps=len(run.steps),
         adapter=run.manifest.adapter,
-        facts=json.loads(json.dumps(facts)),
+        facts=json.loads(json.dumps(facts, default=_plain)),
         nothing=tuple(nothing),
         unknown=unknown,
         findings=tuple(findings),
     )
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python."""
+    return value.item()
 
 
 def one_of_each(trainings: Iterable[Training]) -> list[Training]:

@@ -132,6 +132,7 @@ def test_an_example_that_is_not_healthy_is_not_counted():
     public = replace(PLAIN, kind="examples")
     assert table.counted([PLAIN, public], [example]) == [PLAIN]
     assert table.counted([PLAIN, public], [replace(example, not_healthy="")]) == [PLAIN, public]
+    assert table.counted([replace(PLAIN, steps=7)], []) == []
 
 
 def test_the_page_says_what_is_wrong_with_an_example_and_what_check_says_of_it():
@@ -140,7 +141,7 @@ def test_the_page_says_what_is_wrong_with_an_example_and_what_check_says_of_it()
     public = replace(PLAIN, kind="examples", findings=(finding,))
     origin = dict.fromkeys(("command", "machine", "commit", "date"), "x")
     text = table.page([public], dict.fromkeys(table.KINDS, 1), [example], origin)
-    assert "No error and no warning in 0 of 1;" in text
+    assert "Nothing in 0 of 1, but" in text
     assert "- plain: it learns nothing.\n" in text
     assert "| plain | no | `param-frozen` | warning | Nothing \\| moves. |" in text
     assert "| plain | [o/r: a.py](https://github.com/o/r/blob/" in text

@@ -212,7 +212,7 @@ def cora(folder: Path) -> None:
 
 KINDS: dict[str, Callable[[Path], None]] = {
     "mnist": mnist,
-    "small mnist": partial(mnist, train=480),
+    "small mnist": partial(mnist, train=500),
     "cifar10": cifar,
     "cifar100": partial(cifar, classes=100),
     "images": image_folder,
