@@ -1,6 +1,6 @@
 """Try what `trueline check` says of publicly reported faults that no training stops at, and rewrite README.md.
 
-    python -m benchmarks.reports [--half open|held] [--only ID] [--out DIR] [--bare] [--page]
+    python -m benchmarks.reports [--half open|held] [--only ID,…] [--out DIR] [--bare] [--page]
 
 Each report of log/ is a job of jobs/ and its repaired twin, both under ``trueline run --plan laws``. What was tried is
 kept in results/; the page is of all that is there. ``--bare`` watches nothing and says of each job whether it shows its
@@ -23,7 +23,7 @@ from benchmarks.reports.catalogue import HALVES, PLACE, Report, catalogue
 from benchmarks.reports.table import page, unsaid
 from benchmarks.reports.trial import Programs, Screen, Tried, bare, tried
 
-RESULTS = PLACE / "results.json"
+RESULTS = PLACE / "results"
 
 
 def main() -> None:
@@ -37,7 +37,9 @@ def main() -> None:
     picked = [
         report
         for report in reports
-        if chosen.half in (None, report.half) and chosen.only in ("", report.id) and not chosen.page
+        if chosen.half in (None, report.half)
+        and (not chosen.only or report.id in chosen.only.split(","))
+        and not chosen.page
     ]
     with _folder(chosen.out) as out, _programs() as programs:
         if chosen.bare:
@@ -47,7 +49,7 @@ def main() -> None:
             kept[report.id] = tried(report, out, programs)
             _say(kept[report.id])
             (out / "unsaid.md").write_text(unsaid(reports, _of(picked, kept)), encoding="utf-8")
-            _keep(kept)
+            _keep(kept[report.id])
     text = page(reports, kept.values(), head("What is said of reported faults", command="python -m benchmarks.reports"))
     (PLACE / "README.md").write_text(text, encoding="utf-8")
 
@@ -74,15 +76,14 @@ def _of(picked: list[Report], kept: dict[str, Tried]) -> list[Tried]:
 
 
 def _kept() -> dict[str, Tried]:
-    if not RESULTS.exists():
-        return {}
-    rows = json.loads(RESULTS.read_text(encoding="utf-8"))
+    rows = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("*.json"))]
     return {row["id"]: Tried(**row | {name: Screen(**row[name]) for name in ("fault", "twin")}) for row in rows}
 
 
-def _keep(kept: dict[str, Tried]) -> None:
-    rows = [dataclasses.asdict(kept[name]) for name in sorted(kept)]
-    RESULTS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def _keep(trial: Tried) -> None:
+    row = dataclasses.asdict(trial)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{trial.id}.json").write_text(json.dumps(row, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

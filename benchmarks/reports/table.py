@@ -43,7 +43,7 @@ def unsaid(reports: Sequence[Report], trials: Iterable[Tried]) -> str:
     trials = list(trials)
     for tried in (tried for tried in trials if not tried.said):
         report = by_id[tried.id]
-        screen = f"```\n{tried.fault.broke or tried.fault.printed.strip()}\n```"
+        screen = "\n".join(f"> {text}" for text in [tried.fault.broke] * bool(tried.fault.broke) or tried.fault.lines)
         source = f"{report.title} ({report.url})"
         parts += [f"## {report.id}", source, report.mechanism, f"Good: {report.good}", screen]
     parts.append("# Twins")

@@ -38,7 +38,6 @@ class Screen:
     """Claims."""
     causes: list[str] = field(default_factory=list)
     """What `diagnose` says of each incident."""
-    printed: str = ""
     broke: str = ""
     """How the job or a command failed."""
 
@@ -79,7 +78,7 @@ class Tried:
         return [*self.twin.accused, *self.twin.to_confirm]
 
 
-def screen_of(document: dict[str, Any], *, exit_code: int, printed: str = "", causes: Sequence[str] = ()) -> Screen:
+def screen_of(document: dict[str, Any], *, exit_code: int, causes: Sequence[str] = ()) -> Screen:
     """The first screen, from what ``check --json`` prints."""
     findings = document["findings"]
     accused = []
@@ -93,7 +92,6 @@ def screen_of(document: dict[str, Any], *, exit_code: int, printed: str = "", ca
         accused=list(dict.fromkeys(accused)),
         to_confirm=[finding["claim"] for finding in findings if finding["severity"] == "confirm"],
         causes=list(causes),
-        printed=printed,
     )
 
 
@@ -133,12 +131,11 @@ def _screen(report: Report, folder: Path, programs: Programs, *, fix: bool) -> S
         document = json.loads(check.stdout)
     except ValueError:
         return Screen(-1, "", broke=f"check ended with exit code {check.returncode}: {check.stderr[-600:]}")
-    printed = _done([*programs.trueline, "check", "run"], folder).stdout
     causes = []
     if document["incidents"]:
         diagnosis = json.loads(_done([*programs.trueline, "diagnose", "run", "--json"], folder).stdout)
         causes = [verdict["says"] for verdict in diagnosis["verdicts"]]
-    return screen_of(document, exit_code=check.returncode, printed=printed, causes=causes)
+    return screen_of(document, exit_code=check.returncode, causes=causes)
 
 
 def _job(report: Report, start: int, programs: Programs, *, fix: bool) -> list[str]:
