@@ -139,10 +139,11 @@ def _screen(report: Report, folder: Path, programs: Programs, *, fix: bool) -> S
 
 
 def _job(report: Report, start: int, programs: Programs, *, fix: bool) -> list[str]:
-    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(report.ranks)]
-    launcher = ranks if report.ranks > 1 else []
-    fixed = ["--fix"] if fix else []
-    return [*programs.python, *launcher, str(PLACE / report.script), *report.arguments[start], *fixed]
+    words = [*programs.python, str(PLACE / report.script), *report.arguments[start], *["--fix"] * fix]
+    if report.ranks == 1:
+        return words
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(report.ranks), "--no-python"]
+    return [*programs.python, *launcher, *words]
 
 
 def _done(words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
