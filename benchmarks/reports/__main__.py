@@ -82,6 +82,8 @@ def _kept() -> dict[str, Tried]:
 
 def _keep(trial: Tried) -> None:
     row = dataclasses.asdict(trial)
+    for screen in (row["fault"], row["twin"]):
+        del screen["facts"]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{trial.id}.json").write_text(json.dumps(row, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -8,12 +8,13 @@ from benchmarks.page import table
 from benchmarks.reports.catalogue import HALVES, Report
 from benchmarks.reports.trial import Tried
 
-INTRODUCTION = """Public reports of faults that no training stops at, written down with a small job of our own each, its
-repaired twin, and what a good first screen would say, before anything was tried on them. *Said* is a report of whose
-words (`words` in its file) one line of the first screen of `trueline check` has one of each list: the verdict, a
-finding, or what is to confirm. A twin is *accused* where its exit code is 1; every line to confirm about a twin counts
-as a wrong one. The half of a report is in the digest of its name: those that are *held* were not looked at while checks
-were built."""
+INTRODUCTION = """\
+Public reports of faults that no training stops at, written down with a small job of our own each, its repaired twin,
+and what a good first screen would say, before anything was tried on them. *Said* is a report of whose words (`words`
+in its file) one line of the first screen of `trueline check` has one of each list: the verdict, a finding, or what is
+to confirm. *In `facts`* is one that only a line of `trueline facts` tells. A twin is *accused* where its exit code is
+1; every line to confirm about a twin counts as a wrong one. The half of a report is in the digest of its name: those
+that are *held* were not looked at while checks were built."""
 LIMIT = 160
 
 
@@ -22,10 +23,10 @@ def page(reports: Sequence[Report], trials: Iterable[Tried], head: str) -> str:
     by_id = {tried.id: tried for tried in trials}
     sums = [_sums(name, [tried for tried in by_id.values() if tried.half == name]) for name in HALVES]
     figures = table(
-        ["half", "reports tried", "said", "accused of something else", "nothing said", "job or check broke",
-         "twins accused", "twins with lines to confirm", "such lines"],
+        ["half", "reports tried", "said", "accused of something else", "nothing said", "of these in `facts`",
+         "job or check broke", "twins accused", "twins with lines to confirm", "such lines"],
         [row for row in sums if row[1]],
-        right=range(1, 9),
+        right=range(1, 10),
     )  # fmt: skip
     rows = [_row(report, by_id[report.id]) for report in reports if report.id in by_id]
     listed = table(["report", "half", "mechanism", "first line of the screen", "said", "twin"], rows)
@@ -63,14 +64,16 @@ def _sums(name: str, trials: list[Tried]) -> list[str | int]:
     broke = [tried for tried in trials if tried.fault.broke or tried.twin.broke]
     said = [tried for tried in trials if tried.said]
     otherwise = [tried for tried in trials if not tried.said and tried.accused_otherwise]
-    nothing = len(trials) - len(said) - len(otherwise) - sum(bool(tried.fault.broke) for tried in trials)
+    broken = [tried for tried in trials if tried.fault.broke]
+    nothing = [tried for tried in trials if tried not in [*said, *otherwise, *broken]]
     confirmed = [tried for tried in trials if tried.twin.to_confirm]
     return [
         name,
         len(trials),
         len(said),
         len(otherwise),
-        nothing,
+        len(nothing),
+        sum(bool(tried.facts) for tried in nothing),
         len(broke),
         sum(tried.twin_accused for tried in trials),
         len(confirmed),
@@ -87,8 +90,10 @@ def _row(report: Report, tried: Tried) -> list[str]:
             f"{'accused: ' if tried.twin_accused else 'to confirm: '}{twin.first}" if tried.wrong_lines else "silent"
         )
     cells = [f"[{report.id}]({report.url})", report.half, report.mechanism]
-    answer = "yes" if tried.said else "something else" if tried.accused_otherwise else "no"
-    return [*cells, _cell((tried.said or [tried.fault.first])[0]), answer, _cell(healthy)]
+    answer = (
+        "yes" if tried.said else "something else" if tried.accused_otherwise else "in `facts`" if tried.facts else "no"
+    )
+    return [*cells, _cell((tried.said or tried.facts or [tried.fault.first])[0]), answer, _cell(healthy)]
 
 
 def _cell(text: str) -> str:

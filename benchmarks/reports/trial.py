@@ -38,6 +38,8 @@ class Screen:
     """Claims."""
     causes: list[str] = field(default_factory=list)
     """What `diagnose` says of each incident."""
+    facts: list[str] = field(default_factory=list)
+    """Sentences of what the training did, which are on no first screen."""
     broke: str = ""
     """How the job or a command failed."""
 
@@ -62,6 +64,8 @@ class Tried:
     twin: Screen
     said: list[str]
     """Lines of the first screen from which a reader knows the fault; empty: it is not said."""
+    facts: list[str] = field(default_factory=list)
+    """Those of `trueline facts` from which a reader would know it."""
 
     @property
     def accused_otherwise(self) -> bool:
@@ -92,13 +96,14 @@ def screen_of(document: dict[str, Any], *, exit_code: int, causes: Sequence[str]
         accused=list(dict.fromkeys(accused)),
         to_confirm=[finding["claim"] for finding in findings if finding["severity"] == "confirm"],
         causes=list(causes),
+        facts=[fact["text"] for fact in document.get("facts", ())],
     )
 
 
 def tried(report: Report, out: Path, programs: Programs) -> Tried:
     """What is said of the job of ``report`` and of its twin; they run below ``out``, which is emptied."""
     fault, twin = (_screen(report, out / report.id / name, programs, fix=name == "twin") for name in ("fault", "twin"))
-    return Tried(report.id, report.half, fault, twin, said_of(report, fault.lines))
+    return Tried(report.id, report.half, fault, twin, said_of(report, fault.lines), said_of(report, fault.facts))
 
 
 def bare(report: Report, out: Path, programs: Programs) -> str:

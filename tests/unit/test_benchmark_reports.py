@@ -112,8 +112,8 @@ def test_the_page_counts_each_half_and_names_what_is_not_said():
         trial_of(screen(findings=[finding("other", "error")], exit_code=1), screen(), of=held),
     ]
     page = table.page([report(), held, report(id="b")], trials, "# Title")
-    assert "| open | 1 | 1 | 0 | 0 | 0 | 0 | 1 | 1 |" in page
-    assert "| held | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 0 |" in page
+    assert "| open | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 1 | 1 |" in page
+    assert "| held | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 0 | 0 |" in page
     assert "Not tried yet: 1 of 3." in page
     listed = table.unsaid([report(), held], trials)
     assert "## a\n" in listed.split("# Twins")[0]
@@ -123,4 +123,16 @@ def test_the_page_counts_each_half_and_names_what_is_not_said():
 def test_a_job_that_breaks_is_neither_said_nor_silent():
     broken = trial.Screen(-1, "", broke="the job ended with exit code 1")
     page = table.page([report()], [trial_of(broken, screen())], "# Title")
-    assert "| open | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |" in page
+    assert "| open | 1 | 0 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |" in page
+
+
+def test_what_only_a_fact_tells_is_not_said_and_is_counted_by_itself():
+    fact = "learning rate 0.001 at 0 → 0 at 60"
+    document = {"verdict": "No fault found.", "findings": [], "incidents": [], "facts": [{"text": fact}]}
+    fault = trial.screen_of(document, exit_code=0)
+    of = report()
+    tried = trial.Tried(of.id, of.half, fault, screen(), [], catalogue.said_of(of, fault.facts))
+    assert (fault.lines, tried.facts) == (["No fault found."], [fact])
+    page = table.page([of], [tried], "# Title")
+    assert "| open | 1 | 0 | 0 | 1 | 1 | 0 | 0 | 0 | 0 |" in page
+    assert f"| {fact} | in `facts` | silent |" in page
