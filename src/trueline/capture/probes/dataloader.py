@@ -20,6 +20,7 @@ from trueline.capture.model import patches
 from trueline.capture.model.contents import MAX_DEPTH, elements
 from trueline.capture.probes.base import FactProbe, Moment, Step
 from trueline.capture.probes.loader_order import declared_shuffle, order_state, samplers_of, splits_processes
+from trueline.capture.probes.loader_workers import copied_generators, seeds_workers_alike
 from trueline.tensor.memory import bits_of
 
 ROWS_LOOKED_AT = 64
@@ -123,6 +124,12 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     together = getattr(loader.batch_sampler, "batch_size", None) if loader.batch_size is None else loader.batch_size
     if isinstance(together, int):
         facts["batch_rows"] = together
+    if loader.num_workers:
+        facts |= {
+            "persistent_workers": bool(loader.persistent_workers),
+            "copied_generators": copied_generators(loader),
+            "workers_seeded_alike": seeds_workers_alike(loader),
+        }
     if (shuffles := declared_shuffle(loader)) is not None:
         facts["shuffles"] = shuffles
     if isinstance(dataset, Subset):

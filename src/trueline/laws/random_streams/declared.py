@@ -26,5 +26,6 @@ LAW = Law(
     columns=COLUMNS,
     checks={
         "rng-streams": Code(),
+        "loader-workers-alike": Code(),
     },
 )

@@ -295,7 +295,9 @@ class RankEnv(BaseModel):
         "were picked in no even order), sampler, num_replicas, sampler_rank, seed, shuffle, batch_size, batch_rows "
         "(the same, or that of a batch sampler), drop_last, num_workers, stream (an IterableDataset), shuffles "
         "(whether sampler or stream declare another order in each epoch), orders (of the first epochs, what their "
-        "order is drawn from: seed and epoch of the sampler or a digest of its generator's state, '' unknown)",
+        "order is drawn from: seed and epoch of the sampler or a digest of its generator's state, '' unknown), and of "
+        "a loader with workers persistent_workers, copied_generators (that the data set holds and draws from: each "
+        "worker has a copy) and workers_seeded_alike (worker_init_fn seeds and does not use the worker's number)",
     )
     facts: JobFacts | None = Field(
         default=None, description="what the first rank collected of the job: packages, sources, configurations, modules"
