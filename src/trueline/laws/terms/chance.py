@@ -1,4 +1,5 @@
-"""What a cross-entropy comes to without a look at the inputs: with equal chances, and with the shares of the classes.
+"""What a loss comes to without a look at the inputs: a cross-entropy with equal chances, or with the shares of the
+classes; a mean squared error with the mean of the targets.
 
 C classes, T steps.
 """
@@ -26,13 +27,13 @@ MEDIAN = 0.9539
 
 
 def chance(run: Run) -> tuple[str, Any] | None:
-    """The first cross-entropy beside ln C, that of equal chances; and whether the last losses are lower than the
-    entropy of the targets' classes, the least that one prediction for all samples can reach.
+    """The first cross-entropy beside ln C, that of equal chances; and whether the last losses are lower than the least
+    that one prediction for all samples can reach: the entropy of the targets' classes, or the variance of targets.
     """
     first = _first_values(run)
     rows = [row for row in run.lists("class_counts").values() if len(row) > 1]
     if not rows or not first:
-        return None
+        return _regression(run)
     step, value = min(first.items())
     num_classes = Counter(int(row[0]) for row in rows).most_common(1)[0][0]
     uniform = math.log(num_classes)
@@ -41,20 +42,34 @@ def chance(run: Run) -> tuple[str, Any] | None:
     )
     values: dict[str, Any] = {"first": value, "step": step, "classes": num_classes, "uniform": uniform}
     counts = [row[2:] for row in rows if int(row[0]) == num_classes and len(row) > 2]
-    last = _last_losses(run) if counts else None
+    last = _last_losses(run, "cross-entropy") if counts else None
     if last is None:
         return text, values
-    entropy, deviation = _entropy(np.sum(counts, axis=0))
-    mean, of_mean = last
-    is_lower = entropy - mean > DEVIATIONS * math.hypot(deviation, of_mean)
-    text += f"; one prediction for all samples comes to {entropy:.4g}, and the last losses are "
-    text += f"{'lower' if is_lower else 'not lower beyond chance'}, {mean:.4g}"
-    return text, values | {"constant": entropy, "last": mean, "lower": is_lower}
+    words, compared = _compared(*_entropy(np.sum(counts, axis=0)), *last)
+    return f"{text}; {words}", values | compared
+
+
+def _regression(run: Run) -> tuple[str, Any] | None:
+    variances_TN, measured_TN = run.pivot("target_variance")
+    variances = variances_TN[measured_TN & np.isfinite(variances_TN)]
+    last = _last_losses(run, "mean squared error") if len(variances) > 1 else None
+    if last is None:
+        return None
+    deviation = float(variances.std(ddof=1)) / math.sqrt(len(variances))
+    return _compared(float(variances.mean()), deviation, *last)
+
+
+def _compared(constant: float, deviation: float, last: float, of_last: float) -> tuple[str, dict[str, Any]]:
+    """Whether the last losses are lower than those of one prediction for all samples, each with its deviation."""
+    is_lower = constant - last > DEVIATIONS * math.hypot(deviation, of_last)
+    how = "lower" if is_lower else "not lower beyond chance"
+    text = f"one prediction for all samples comes to {constant:.4g}, and the last losses are {how}, {last:.4g}"
+    return text, {"constant": constant, "last": last, "lower": is_lower}
 
 
 def is_far_above_chance(value: dict[str, Any]) -> bool:
     """Whether the first cross-entropy is more than twice that of equal chances."""
-    return value["first"] > 2 * value["uniform"]
+    return "uniform" in value and value["first"] > 2 * value["uniform"]
 
 
 def _first_values(run: Run) -> dict[int, float]:
@@ -65,13 +80,13 @@ def _first_values(run: Run) -> dict[int, float]:
     return {step: float(np.mean(of_step)) for step, of_step in values.items() if of_step}
 
 
-def _last_losses(run: Run) -> tuple[float, float] | None:
-    """Mean of the last tenth of the losses, and its deviation, where these are one cross-entropy and nothing else."""
+def _last_losses(run: Run, function: str) -> tuple[float, float] | None:
+    """Mean of the last tenth of the losses, and its deviation, where these are one such loss and nothing else."""
     passes = Counter((key, term.backward_pass) for key, terms in loss_terms(run).items() for term in terms)
-    is_entropy = all(term.function == "cross-entropy" for terms in loss_terms(run).values() for term in terms)
+    is_one = all(term.function == function for terms in loss_terms(run).values() for term in terms)
     _, loss_T = mean_losses(run)
     loss_T = loss_T[np.isfinite(loss_T)]
-    if max(passes.values()) > 1 or not is_entropy or len(loss_T) < FEWEST:
+    if max(passes.values()) > 1 or not is_one or len(loss_T) < FEWEST:
         return None
     num = num_of_ends(len(loss_T))
     # Differences of neighbours: a fall over many steps is no noise, and hardly takes part in them.

@@ -42,6 +42,13 @@ COLUMNS: tuple[Column, ...] = (
         "At the same steps, of the only cross-entropy of each backward pass: classes, targets that count, and where "
         "there are few classes those of each.",
     ),
+    Column(
+        "target_variance",
+        "float64",
+        "",
+        "At the same steps, of the only mean squared error of each backward pass the variance of its targets over "
+        "samples, in the mean over passes.",
+    ),
 )
 
 

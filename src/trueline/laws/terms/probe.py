@@ -25,6 +25,7 @@ from trueline.capture.probes.losses.summands import (
     class_counts,
     cross_entropy_of,
     summands_of,
+    target_variance,
 )
 from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.passes import Contributions, CountedPasses, Pass
@@ -59,16 +60,17 @@ class LossTermsProbe(BackwardProbe):
         return due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """``loss_terms``, float64 [K, fields] on the host, ``loss_terms_awaited``, float64 [numbers], and
-        ``class_counts``, int64 [M, 2 + classes].
+        """``loss_terms``, float64 [K, fields] on the host, ``loss_terms_awaited``, float64 [numbers], ``class_counts``,
+        int64 [M, 2 + classes], and ``target_variances``, float64 [M].
         """
-        rows, awaited, counts = self._rows, self._awaited, self._counts
+        rows, awaited, counts, variances = self._rows, self._awaited, self._counts, self._variances
         is_one = len({row.shape[1] for _, row in counts}) == 1
         self._forget(due=False)
         return {
             **_since_first(step.counted, "loss_terms", rows),
             **_since_first(step.counted, "loss_terms_awaited", awaited),
             **_since_first(step.counted, "class_counts", counts if is_one else ()),
+            **_since_first(step.counted, "target_variances", variances),
         }
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,6 +86,8 @@ class LossTermsProbe(BackwardProbe):
         columns: dict[str, Any] = {"loss_terms": [x for term in merged for x in term]}
         if len(counts := host.get("class_counts", ())):
             columns["class_counts"] = [int(counts[0, 0]), *counts[:, 1:].sum(0).tolist()]
+        if len(variances := host.get("target_variances", ())):
+            columns["target_variance"] = float(variances.mean())
         return columns
 
     def _forget(self, *, due: bool) -> None:
@@ -91,6 +95,7 @@ class LossTermsProbe(BackwardProbe):
         self._rows: list[tuple[Pass, Tensor]] = []
         self._awaited: list[tuple[Pass, Tensor]] = []
         self._counts: list[tuple[Pass, Tensor]] = []
+        self._variances: list[tuple[Pass, Tensor]] = []
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         backward_pass = self._passes.backward_pass
@@ -111,9 +116,11 @@ class LossTermsProbe(BackwardProbe):
             for part in summands.parts
         ]
         self._rows.append((backward_pass, torch.tensor(rows, dtype=torch.float64).view(-1, NUM_FIELDS)))
-        entropies = [part.node for part in summands.parts if part.function == "cross-entropy"]
-        if len(entropies) == 1 and (counts := class_counts(entropies[0])) is not None:
+        nodes = [part.node for part in summands.parts if part.function in ("cross-entropy", "mean squared error")]
+        if len(nodes) == 1 and (counts := class_counts(nodes[0])) is not None:
             self._counts.append((backward_pass, counts[None]))
+        elif len(nodes) == 1 and (variance := target_variance(nodes[0])) is not None:
+            self._variances.append((backward_pass, variance))
         if awaited:
             self._awaited.append((backward_pass, torch.stack(awaited)))
 

@@ -74,3 +74,23 @@ def test_of_many_classes_only_their_number_is_kept(tmp_path):
     run = trueline.open_run(tmp_path / "run")
     assert run.lists("class_counts")[0, 0].tolist() == [1000, 6]
     assert fact_of(run).value["uniform"] == pytest.approx(math.log(1000))
+
+
+@pytest.mark.parametrize(("rate", "is_lower"), [(0.0, False), (0.3, True)])
+def test_a_mean_squared_error_is_compared_with_the_variance_of_its_targets(tmp_path, rate, is_lower):
+    draw, mean = torch.Generator().manual_seed(0), torch.tensor([3.0, -1.0])
+    model = nn.Linear(4, 2)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(mean)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 1}):
+        for _ in range(40):
+            x = torch.randn(64, 4, generator=draw)
+            nn.functional.mse_loss(model(x), mean + 2 * x[:, :2]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    fact = fact_of(trueline.open_run(tmp_path / "run"))
+    # Of 7 looks at 128 numbers with variance 4, whose mean is known to 4 * sqrt(2 / 896).
+    assert fact.value["constant"] == pytest.approx(4, abs=4 * 4 * math.sqrt(2 / 896))
+    assert fact.value["lower"] is is_lower

@@ -148,6 +148,19 @@ def class_counts(node: Any) -> Tensor | None:
     return torch.cat([head, of_classes])
 
 
+def target_variance(node: Any) -> Tensor | None:
+    """Of the node of a mean squared error, float64 [1]: the variance of its targets [B, ...] over samples, in the mean
+    over what each sample has; it is the error of the best prediction that is the same for all samples. None of any
+    other, of fewer than two samples, or where hooks keep what it saved.
+    """
+    if operation_of(node) != "MseLoss" or is_hooked(node._raw_saved_target):
+        return None
+    target = local(node._saved_target.detach())
+    if target.dim() == 0 or len(target) < 2 or not target.numel() or target.is_complex():
+        return None
+    return target.to(torch.float32).var(0).mean().to(torch.float64)[None]
+
+
 def averages_itself(node: Any) -> bool:
     """True of a cross-entropy of torch that averages over its targets by itself."""
     return int(node._saved_reduction) == _MEAN
