@@ -98,7 +98,7 @@ def _drawn(params: Sequence[FrozenParam], values: Sequence[InitialValues]) -> tu
     ]
     at_end = [param.name for param, is_drawn in matrices if is_drawn and param.is_behind]
     if at_end:
-        return "end", list(dict.fromkeys(map(_module_of, at_end)))
+        return "end", list(dict.fromkeys(map(_module_of, reversed(at_end))))
     drawn = [param.name for param, is_drawn in matrices if is_drawn]
     num_loaded = len(matrices) - len(drawn)
     if drawn and num_loaded >= max(FEWEST_LOADED, LOADED_SHARE * len(matrices)):

@@ -60,11 +60,20 @@ def _frozen(model: nn.Module, layout: Layout) -> dict[str, Any]:
     rows = [numbers_of(local(param).detach()) for _, _, param in frozen]
     # A teacher, or a target network, is a frozen copy that stands behind what is trained, and is no head of it.
     copies = _copies(params)
-    facts = [
-        FrozenParam(name, tuple(param.shape), number > last_trained and name.partition(".")[0] not in copies)
-        for number, name, param in frozen
-    ]
+    # What is frozen within the last layer that is trained is a part of it, as beside adapters.
+    layer = _layer_of(params[last_trained][0]) if last_trained < len(params) else ""
+    facts: list[FrozenParam] = []
+    for number, name, param in frozen:
+        is_apart = name.partition(".")[0] not in copies and not (layer and name.startswith(layer))
+        facts.append(FrozenParam(name, tuple(param.shape), number > last_trained and is_apart))
     return {"frozen_params": frozen_text(facts), "frozen_values": torch.stack([row.to(layout.device) for row in rows])}
+
+
+def _layer_of(name: str) -> str:
+    """``encoder.layer.1.`` of what is in it; '' of a parameter in no numbered layer."""
+    parts = name.split(".")
+    numbered = [index for index, part in enumerate(parts[:-1]) if part.isdecimal()]
+    return ".".join(parts[: numbered[0] + 1]) + "." if numbered else ""
 
 
 def _copies(params: Sequence[tuple[str, nn.Parameter]]) -> set[str]:

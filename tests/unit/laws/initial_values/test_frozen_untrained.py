@@ -1,5 +1,7 @@
 """frozen-untrained: a frozen head that was drawn is told, one that was trained or comes before trained parts is not."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.unit.asked import asked
@@ -7,9 +9,9 @@ from torch import nn
 
 import trueline
 from trueline.laws.initial_values import frozen_untrained
-from trueline.laws.initial_values.columns import InitialValues
+from trueline.laws.initial_values.columns import InitialValues, frozen_params
 from trueline.laws.initial_values.drawn import looks_drawn
-from trueline.laws.initial_values.probe import numbers_of
+from trueline.laws.initial_values.probe import _frozen, numbers_of
 
 
 def summary(x):
@@ -120,6 +122,20 @@ def test_a_frozen_copy_of_a_trained_part_is_left_alone(tmp_path):
     trained(tmp_path / "run", head=normal(0.02), frozen=("layer4", "head"))
     findings, _ = asked(tmp_path / "run", frozen_untrained.CODE)
     assert [each.evidence["names"] for each in findings] == [["head"]]  # layer4 has the form of layer3
+
+
+def test_what_is_frozen_beside_adapters_is_a_part_of_the_last_layer():
+    layer = nn.ModuleDict({"adapter": nn.Linear(4, 4), "base": nn.Linear(4, 4).requires_grad_(False)})
+    heads = {"pooler": nn.Linear(4, 4), "classifier": nn.Linear(4, 2)}
+    model = nn.ModuleDict({"layer": nn.ModuleList([layer]), **heads})
+    for head in heads.values():
+        head.requires_grad_(False)
+    params = frozen_params(_frozen(model, SimpleNamespace(device=torch.device("cpu")))["frozen_params"])
+    assert {param.name: param.is_behind for param in params if param.name.endswith("weight")} == {
+        "layer.0.base.weight": False,
+        "pooler.weight": True,
+        "classifier.weight": True,
+    }
 
 
 def test_where_nothing_is_frozen_it_does_not_apply(tmp_path):
