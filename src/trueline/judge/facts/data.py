@@ -18,6 +18,8 @@ from trueline.store.reader import Run
 
 MAX_SAMPLES = 20_000_000
 """Digests of samples that are looked at together: 160 MB."""
+FEW_RANKS = 32
+"""Ranks, the first, of which it is said how much of the data set they read."""
 FEW_STEPS = 64
 """Steps whose batches stand for all, as batches have one size but at the ends of epochs."""
 
@@ -52,6 +54,29 @@ def batch(run: Run) -> tuple[str, Any]:
     text += f", {micros:,} micro-batches" if micros > 1 else ""
     text += f", {counted(len(ranks), 'rank')}" if len(ranks) > 1 else ""
     return text, {"update": of_update, "micro_batch": of_micro, "micro_batches": micros, "ranks": len(ranks)}
+
+
+def shares(run: Run) -> tuple[str, Any] | None:
+    """Different samples that ranks read, by values, as shares of the data set, and those that none has read though the
+    data were gone through.
+    """
+    size, ranks = _loader(run).get("dataset_len"), data_parallel_ranks(run)
+    epochs_TN, measured_TN = run.pivot("epoch")
+    if type(size) is not int or not size or not measured_TN.any():
+        return None
+    distinct = num_distinct(_digests(run))
+    # those of a rank alone, one at a time
+    by_rank = [num_distinct(run.flat("sample_digests", ranks=[rank])[-1]) for rank in ranks[:FEW_RANKS]]
+    whole = int(epochs_TN[measured_TN].max() - epochs_TN[measured_TN].min())
+    if distinct > size or not whole:
+        return None  # values change from epoch to epoch, or the data were not gone through
+    low, high = min(by_rank) / size, max(by_rank) / size
+    share = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+    who = "each rank" if len(ranks) > 1 else "the training"
+    text = f"{who} read {share} of the data set in {counted(whole, 'whole epoch')} and what followed"
+    unread = size - distinct
+    text += f"; {unread:,} of its {size:,} samples, by their values, were read by none" if unread else ""
+    return text, {"least": round(low, 4), "most": round(high, 4), "unread": unread, "data_set": size, "epochs": whole}
 
 
 def epoch_order(run: Run) -> tuple[str, Any] | None:

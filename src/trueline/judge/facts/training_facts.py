@@ -42,6 +42,13 @@ SUBJECTS: tuple[Subject, ...] = (
         data.read_twice,
         (Mark("samples-twice-in-an-epoch", lambda value: value["again"] > 0),),
     ),
+    Subject(
+        "data-share",
+        "data",
+        "the share of the data that ranks read",
+        data.shares,
+        (Mark("samples-never-read", lambda value: value["unread"] > 0),),
+    ),
     Subject("batch", "data", "the size of batches", data.batch),
     Subject("tokens", "data", "tokens", data.tokens),
     Subject(

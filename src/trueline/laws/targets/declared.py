@@ -38,6 +38,7 @@ COLUMNS: tuple[Column, ...] = (
 LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
+    answers={"facts": "facts.SUBJECTS"},
     checks={
         "end-untrained": Code(),
         "labels-misplaced": Code(explains=("*unlike-worker",), signal="loss"),

@@ -304,3 +304,21 @@ def test_adapters_by_their_names(tmp_path):
     )
     assert marks_of(facts, "adapters") == {"adapter-frozen"}
     assert not marks_of(facts, "parameters")
+
+
+def test_the_share_of_the_data_that_ranks_read(tmp_path):
+    """Of a data set of ten samples each of two ranks reads four of its own twice."""
+    rows = {}
+    for step in range(4):
+        for rank in range(2):
+            digests = [10 * rank + 2 * (step % 2) + number + 1 for number in range(2)]
+            rows[step, rank] = {"sample_digests": digests, "epoch": step // 2}
+    envs = {rank: rank_env(rank, 2, data={"dataset_len": 10}) for rank in range(2)}
+    text, value = data.shares(write_healthy_run(tmp_path / "run", rows, envs=envs))
+    assert text == (
+        "each rank read 40% of the data set in 1 whole epoch and what followed; 2 of its 10 samples, by their values, "
+        "were read by none"
+    )
+    assert value == {"least": 0.4, "most": 0.4, "unread": 2, "data_set": 10, "epochs": 1}
+    once = {key: row | {"epoch": 0} for key, row in rows.items()}
+    assert data.shares(write_healthy_run(tmp_path / "once", once, envs=envs)) is None

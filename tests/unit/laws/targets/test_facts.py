@@ -1,0 +1,29 @@
+"""Facts of tokens: padding and targets, as shares of the places of rows."""
+
+from tests.unit.healthy_run import write_run
+from tests.unit.laws.targets.test_end_untrained import END, PAD, TEXTS, passed
+
+from trueline.laws.targets import facts
+
+
+def run_of(tmp_path, *passes):
+    return write_run(tmp_path, {(step, 0): {"end_tokens": tokens.to_row()} for step, tokens in enumerate(passes)})
+
+
+def test_padding_and_targets_are_shares_of_places(tmp_path):
+    """Rows of 4, 6, 3 and 5 tokens in 6 places; the first token of each is the target of no position."""
+    run = run_of(tmp_path, passed(TEXTS, end=[END]), passed(TEXTS, end=[END]))
+    assert facts.padding(run) == (
+        f"25% of the places of tokens are padding (token {PAD})",
+        {"share": 0.25, "tokens": [PAD]},
+    )
+    assert facts.targets(run) == (
+        "58% of the places of tokens have a target that counts in the loss",
+        {"targets": 28, "places": 48, "share": 0.5833},
+    )
+
+
+def test_rows_without_padding_have_no_such_line(tmp_path):
+    assert facts.padding(run_of(tmp_path / "whole", passed([[9, 8, 7]] * 4))) is None
+    none = write_run(tmp_path / "none", {(0, 0): {"loss": 1.0}})
+    assert (facts.padding(none), facts.targets(none)) == (None, None)
