@@ -4,7 +4,7 @@ Who had it: schedulers that are stepped once a rank or micro-batch, so that a sc
 of them (accelerate's scheduler steps once a process); ``scheduler.step()`` in front of ``optimizer.step()``; a cosine
 that is made for the number of epochs and stepped once a batch.
 Planted: four steps of a linear decay an update; the other order; a cosine for four of twelve updates, and one that is
-made for twelve and stepped twice an update.
+made for twelve and stepped twice an update; one that is made for four times as many as the command declares.
 Twin: one step, after the update.
 """
 
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import warnings
+from unittest import mock
 
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
@@ -79,6 +81,17 @@ def a_process_each(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, Regression(), model, optimizer=optimizer, after_step=advance)
 
 
+def too_long(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """A cosine counts the micro-batches of all updates, and is stepped once an update."""
+    model = Regression().model()
+    optimizer = adamw(model)
+    length = 4 * STEPS if faulty else STEPS
+    scheduler = LambdaLR(optimizer, functools.partial(_cosine, num_training_steps=length))
+    with mock.patch.object(sys, "argv", ["train.py", "--max_steps", str(STEPS)]):
+        watch = ctx.watch(model, optimizer)
+    return fit(ctx, Regression(), model, optimizer=optimizer, after_step=lambda step: scheduler.step(), watch=watch)
+
+
 _fault = variants(
     "U8",
     ("schedule-differs",),
@@ -104,4 +117,12 @@ ENTRIES = (
     _fault("order", "the scheduler is stepped before the optimizer", too_early),
     _passed("short", "a cosine for the number of epochs is stepped once a batch", too_short, step=4),
     _passed("processes", "a cosine for all updates is stepped once a process", a_process_each, step=6),
+    _passed(
+        "long",
+        "a cosine for all micro-batches is stepped once an update",
+        too_long,
+        must_find=("schedule-length",),
+        causes=(),
+        step=1,
+    ),
 )

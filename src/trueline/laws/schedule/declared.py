@@ -40,6 +40,7 @@ LAW = Law(
     probes=("probe",),
     checks={
         "schedule-differs": Code(),
+        "schedule-length": Code(),
         "schedule-passed": Code(dated=True),
         "rate-not-in-force": Code(),
     },
