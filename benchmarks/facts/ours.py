@@ -52,7 +52,7 @@ def train_gallery(folder: Path, *, only: str = "") -> Iterator[tuple[str, str]]:
                 out = folder / entry.id / "healthy"
                 shutil.rmtree(out, ignore_errors=True)
                 try:
-                    ranks.run(train_on_rank, size, entry.id, "healthy", str(out))
+                    ranks.run(train_on_rank, entry.id, "healthy", str(out))
                     yield entry.id, ""
                 except Exception as error:
                     yield entry.id, f"{type(error).__name__}: {error}"[-300:]
