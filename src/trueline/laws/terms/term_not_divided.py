@@ -58,7 +58,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from trueline.judge.compared_ranks import MAX_SITES, data_parallel_ranks
@@ -158,6 +158,8 @@ def _undivided(terms: Sequence[LossTerm], main: Sequence[LossTerm], micros: int)
     """The terms in each pass that are not divided as the main ones are."""
     if _is_mean(terms):
         return []
+    of_main = {term.backward_pass for term in main}
+    terms = [term if term.backward_pass in of_main else _by_itself(term) for term in terms]
     places = Counter[tuple[int, str]]()
     others = defaultdict[tuple[str, int], list[LossTerm]](list)
     for term in terms:
@@ -174,6 +176,12 @@ def _undivided(terms: Sequence[LossTerm], main: Sequence[LossTerm], micros: int)
         and not _is_shared(of_passes)
         and (is_exact or not any(_may_be_folded(term, micros) for term in of_passes))
     ]
+
+
+def _by_itself(term: LossTerm) -> LossTerm:
+    """A term that another backward pass is called on than the main one: what is of all of that loss is its own."""
+    times, over = (*term.all_times, *term.times), (*term.all_over, *term.over)
+    return replace(term, all_times=(), all_over=(), times=times, over=over)
 
 
 def _is_shared(of_passes: Sequence[LossTerm]) -> bool:

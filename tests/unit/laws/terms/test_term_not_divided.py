@@ -143,6 +143,11 @@ def four_heads(model, logits, y, micro):
     return sum(cross_entropy(logits * factor, y) for factor in (1, 2, 3, 4)) / 4 + 0.1 * logits.std()
 
 
+def backward_twice_divided(model, logits, y, micro):
+    (cross_entropy(logits, y) / NUM_MICRO).backward()
+    (0.003 * sum(param.square().sum() for param in model.parameters()) / NUM_MICRO).backward()
+
+
 def penalty_once_an_update(model, logits, y, micro):
     (cross_entropy(logits, y) / NUM_MICRO).backward()
     if not micro:
@@ -162,6 +167,7 @@ def penalty_once_an_update(model, logits, y, micro):
         two_of_which_one_is_a_quarter,
         four_heads,
         penalty_once_an_update,
+        backward_twice_divided,
     ],
 )
 def test_terms_that_are_divided_alike_are_left_alone(tmp_path, loss_of):
