@@ -64,8 +64,8 @@ class EpochProbe(FactProbe):
     def follow(self, earlier: EpochProbe) -> None:
         """Go on from what one has seen that has listened since before watching began."""
         orders = {key: list(order) for key, order in earlier._orders.items()}
-        own = {"_count": dict(earlier._count), "_open": list(earlier._open), "_orders": orders}
-        vars(self).update(vars(earlier) | own)
+        copies = {"_count": dict(earlier._count), "_open": list(earlier._open), "_orders": orders}
+        vars(self).update(vars(earlier) | copies)
 
     def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
         if moment == "updated":

@@ -91,10 +91,10 @@ def _names_of_reading(kind: type) -> set[str]:
             continue
         seen.add(method)
         function = next((vars(base)[method] for base in kind.__mro__ if method in vars(base)), None)
-        found = _names(function) if isinstance(function, FunctionType) else None
-        if found:
-            names |= found
-            pending += found
+        names_of_method = _names(function) if isinstance(function, FunctionType) else None
+        if names_of_method:
+            names |= names_of_method
+            pending += names_of_method
     return names
 
 

@@ -128,9 +128,9 @@ def check(run: Run) -> list[Finding]:
     alike: dict[int, list[Pair]] = {}
     log_chance = 0.0
     for rank, pairs in pairs_by_rank.items():
-        found, log_of_rank = _alike(pairs, tests=2 * len(shuffled))
-        if found:
-            alike[rank] = found
+        alike_pairs, log_of_rank = _alike(pairs, tests=2 * len(shuffled))
+        if alike_pairs:
+            alike[rank] = alike_pairs
             log_chance = min(log_chance, log_of_rank)
     return [_finding(run, alike, log_chance, pairs_by_rank)] if alike else []
 
@@ -157,8 +157,8 @@ def _places(first_D: Digests, second_D: Digests) -> tuple[int, int]:
 
 def _once(samples_D: Digests) -> tuple[Digests, Ints]:
     """The samples that are there once, ascending, and their places."""
-    values, place, counts = np.unique(samples_D, return_index=True, return_counts=True)
-    return values[counts == 1], place[counts == 1]
+    values, positions, counts = np.unique(samples_D, return_index=True, return_counts=True)
+    return values[counts == 1], positions[counts == 1]
 
 
 def _alike(pairs: Sequence[Pair], *, tests: int) -> tuple[list[Pair], float]:
