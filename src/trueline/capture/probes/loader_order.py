@@ -55,6 +55,7 @@ def declared_shuffle(loader: DataLoader[Any]) -> bool | None:
     it says that it does not; None where nothing is said.
     """
     if isinstance(loader.dataset, IterableDataset):
+        # the sampler that torch gives a stream is endless and the same for all: it tells nothing of an order
         said = [_stream_says(stream) for stream in _streams(loader.dataset)]
     else:
         said = [_sampler_says(sampler) for sampler in samplers_of(loader)]
@@ -69,6 +70,7 @@ def order_state(loader: DataLoader[Any]) -> str:
     state = ""
     for sampler in samplers_of(loader):
         kind = type(sampler)
+        # these pass on the order of the sampler within, which comes next
         if getattr(kind, "__iter__", None) is BatchSampler.__iter__ or splits_processes(sampler):
             continue
         if kind.__iter__ is DistributedSampler.__iter__:

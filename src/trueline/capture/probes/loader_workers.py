@@ -36,6 +36,7 @@ def copied_generators(loader: DataLoader[Any]) -> list[str]:
     if not loader.num_workers or isinstance(loader.dataset, IterableDataset):
         return []
     names_of_init = _names(loader.worker_init_fn)
+    # get_worker_info leads to the data set and its generators; initial_seed is for global streams mostly
     if names_of_init is None or names_of_init & _VARIES - {"initial_seed"}:
         return []
     copied: list[str] = []

@@ -128,6 +128,7 @@ def check(run: Run) -> list[Finding]:
     alike: dict[int, list[Pair]] = {}
     log_chance = 0.0
     for rank, pairs in pairs_by_rank.items():
+        # two tests a rank: all of its pairs together, and each pair by itself
         alike_pairs, log_of_rank = _alike(pairs, tests=2 * len(shuffled))
         if alike_pairs:
             alike[rank] = alike_pairs
@@ -168,6 +169,7 @@ def _alike(pairs: Sequence[Pair], *, tests: int) -> tuple[list[Pair], float]:
         return [pair for pair in pairs if pair.alike_by_state or pair.alike_by_values], -math.inf
     by_values = [pair for pair in pairs if pair.alike_by_values]
     total = sum(pair.log_chance for pair in by_values)
+    # multiplied only where all are alike: the product over pairs picked for being alike is no bound
     if by_values and len(by_values) == len(pairs) and total <= math.log(ALARM_LEVEL / tests):
         return by_values, total
     each_level = math.log(ALARM_LEVEL / (tests * max(len(pairs), 1)))

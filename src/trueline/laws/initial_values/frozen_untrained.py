@@ -94,6 +94,7 @@ def _drawn(params: Sequence[FrozenParam], values: Sequence[InitialValues]) -> tu
     matrices = [
         (param, looks_drawn(value, param.shape, biases.get(f"{_module_of(param.name)}.bias")))
         for param, value in zip(params, values, strict=False)
+        # a vector, also of shape [1, 1, d], has no fan-in that the bound of an initialiser would follow from
         if sum(size > 1 for size in param.shape) > 1
     ]
     at_end = [param.name for param, is_drawn in matrices if is_drawn and param.is_behind]

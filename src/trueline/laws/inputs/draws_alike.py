@@ -147,6 +147,7 @@ def _log_chance(values: Sequence[InputValue]) -> float:
     """Ln of the probability that a second rank has the same value at each step, where the values of both are dealt to
     ranks and steps at random.
     """
+    # the second rank has the same values, so that each of them is dealt twice
     left = Counter({digest: 2 * number for digest, number in Counter(value.digest for value in values).items()})
     num_places = 2 * len(values)
     log_chance = 0.0

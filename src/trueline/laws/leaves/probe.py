@@ -73,6 +73,7 @@ class _Look:
 
     step: int
     storages: tuple[StorageWeakRef, ...]
+    # kept alive, so that no operation of a later graph can have the identity of one of these
     computed: tuple[Any, ...]
     index_of: dict[int, int]
     """By address of a tensor's storage, or identity of a computation, the position in ``digests``."""
@@ -114,6 +115,7 @@ class LeafProbe:
         if graph is None or not graph.leaves:
             return {}
         name_of = self._param_names(graph, step)
+        # not in `begin`: a step in which no graph was seen is no look, and the next sampled one is due
         self._next_age = FACTOR * max(step.age, 1)
         # The loss of a model beside this one, as of a critic.
         if not any(identity in name_of for identity in graph.leaves):
@@ -157,6 +159,7 @@ class LeafProbe:
             return name_of
         name_of |= {id(param): name for name, param in named_parameters(self._model)}
         name_of |= {id(param): clean_name(name) for name, param in self._model.named_parameters()}
+        # FSDP2: the leaf is the gathered parameter, which modules have only while they compute
         for group in fsdp2_groups(self._model):
             name_of |= {id(getattr(param, "_unsharded_param", None)): "" for param in group.fsdp_params}
         return name_of | {id(leaf): "" for leaf in graph.leaves.values() if type(leaf).__name__ == "FlatParameter"}
@@ -233,6 +236,7 @@ def _walk(roots: Sequence[Tensor], graph: _Graph) -> None:
         leaf = getattr(node, "variable", None) if type(node).__name__ == "AccumulateGrad" else None
         if isinstance(leaf, Tensor):
             graph.leaves[id(leaf)] = leaf
+        # nobody knows what a custom function computes: it may pass its input on, as hooks of frameworks do
         elif below and type(node).__name__ not in _VIEWS and not isinstance(node, BackwardCFunction):
             variable = getattr(below[0], "variable", None)
             if isinstance(variable, Tensor) and all(type(inner).__name__ == "AccumulateGrad" for inner in below):
@@ -304,6 +308,7 @@ def _in_modules(wanted: set[int]) -> dict[int, tuple[str, bool]]:
     """
     if not wanted:
         return {}
+    # one whose __init__ has not come to nn.Module's has no _modules yet
     alive = [module for module in instances_of(nn.Module) if isinstance(attributes(module).get("_modules"), dict)]
     around = {id(part): (module, key) for module in alive for key, part in module._modules.items()}
     names: dict[int, tuple[str, bool]] = {}

@@ -137,6 +137,7 @@ def _kind_of(outside: OutsideLeaf, change: int) -> Kind | None:
     if outside.holder == "attribute":
         return "attribute" if outside.trains else "attribute-evaluates"
     if outside.holder == "module":
+        # in evaluation mode it only measures, as the network of a perceptual loss does
         return "module" if outside.trains else None
     return "nobody"
 

@@ -28,6 +28,7 @@ def dtypes(run: Run) -> tuple[str, Any]:
     gradients = sorted({sample.dtypes[GRAD] for sample in slices if GRAD in sample.dtypes})
     states: dict[str, str] = {}
     for sample in slices:
+        # most optimizers make their states in the first update: they are not there before it
         for name in sample.before.keys() | sample.after.keys():
             if name not in (PARAM, GRAD) and name in sample.dtypes:
                 states[name] = sample.dtypes[name]

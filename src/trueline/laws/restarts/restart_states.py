@@ -81,6 +81,7 @@ def check(run: Run) -> list[Finding]:
         for fault in ("moved", "gone", "other"):
             if affected := [start for start in of_step if _names(start, fault)]:
                 findings.append(_finding(fault, affected))
+                # the gravest alone: a wrong order explains states that are gone or changed at the same start
                 break
     return findings
 
@@ -89,6 +90,7 @@ def _names(start: TakenOver, fault: StatesFault) -> list[str]:
     """The parameters whose states have the fault."""
     if fault == "moved":
         return list(start.moved_states)
+    # from another checkpoint, whose states differ with its weights
     if start.other_weights:
         return []
     return start.missing_states if fault == "gone" else start.other_states

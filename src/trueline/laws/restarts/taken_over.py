@@ -79,6 +79,7 @@ def taken_over(run: Run) -> list[TakenOver]:
     """By start, then rank. Raises ``CannotTell`` where the job was started once, or nobody looked at both ends."""
     if not run.restarts:
         raise CannotTell("the job was started once", reason="by-design")
+    # a start closes at the step before the next one opens; the first step has the initial weights
     steps = sorted({step - near for step in run.restarts for near in (0, 1)} | {int(run.steps[0])})
     closing, opening = run.lists("closing_digests", steps=steps), run.lists("param_digests", steps=steps)
     closing_states, opening_states = run.texts("closing_states"), run.texts("opening_states")
@@ -87,6 +88,7 @@ def taken_over(run: Run) -> list[TakenOver]:
         for rank in sorted(run.env):
             names = [*run.env[rank].params, *run.env[rank].frozen]
             rows = [closing.get((step - 1, rank)), opening.get((step, rank))]
+            # no row: it was killed, or the next repeats steps; another length: the model was changed in between
             if any(row is None or len(row) != len(names) for row in rows):
                 continue
             before, after = ([int(digest) for digest in row] for row in rows if row is not None)

@@ -92,11 +92,13 @@ class Followed:
     def num_lows(self) -> int:
         """How often the rate came to a minimum from above, and rose again."""
         moves = np.sign(np.diff(self.rates))
+        # a minimum that lasts for several updates is one
         moves = moves[moves != 0]
         return int(np.sum((moves[:-1] < 0) & (moves[1:] > 0)))
 
     def _at_end(self) -> tuple[int, np.ndarray]:
         """Index of the first update at or after the declared end, and the rates from there on."""
+        # the last update stands for an end that is not reached yet
         at_end = min(int(np.searchsorted(self.epochs, self.length)), len(self.epochs) - 1)
         return at_end, self.rates[at_end:]
 

@@ -104,6 +104,7 @@ def _named(values: Mapping[str, Any]) -> tuple[str, int] | None:
     if all(_is_length(part) or part == 0 for part in parts):
         return "num_warmup, stable and decay_steps", int(sum(cast("list[int]", parts)))
     found = {_LENGTHS[name.lower()]: name for name in values if name.lower() in _LENGTHS and _is_length(values[name])}
+    # a function may know a number of updates and of epochs: the order of NAMES decides, not that of the code
     name = next((found[length] for length in NAMES if length in found), None)
     return None if name is None else (name, int(values[name]))
 

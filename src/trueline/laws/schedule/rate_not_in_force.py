@@ -106,6 +106,7 @@ def _rates_of(command: Sequence[str]) -> Iterator[tuple[str, float]]:
     """Options of the command that hold a learning rate, as they stand there, with the number."""
     for word, following in itertools.zip_longest(command[1:], command[2:], fillvalue=""):
         option, equals, value = word.partition("=")
+        # without a dash only `optim.lr=0.1`, as Hydra has it: the word lr may be anything, as a name of a file
         if not _OPTION.fullmatch(option) or (not equals and not option.startswith("-")):
             continue
         try:
@@ -145,6 +146,7 @@ def _factors(run: Run) -> set[float]:
     sizes = (float(run.world_size), num_micro, num_samples)
     products = {math.prod(part) for number in range(4) for part in itertools.combinations(sizes, number)}
     factors = {product / scale for product in products for scale in (1, SCALED_BY) if product > 0}
+    # the rule for Adam (Malladi et al. 2022, On the SDEs and Scaling Rules for Adaptive Gradient Algorithms)
     factors |= {math.sqrt(factor) for factor in factors}
     return factors | {1 / factor for factor in factors}
 

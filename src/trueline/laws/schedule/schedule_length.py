@@ -81,6 +81,7 @@ NAMES = (
 
 def check(run: Run) -> list[Finding]:
     """A Finding where they disagree; raises ``CannotTell`` where one of both is not declared."""
+    # the parts of a sequence declare lengths of their own, and none that of the whole
     schedules = [schedule for schedule in followed(run) if schedule.length and schedule.num_schedulers == 1]
     declared = set(_declared(run))
     if not declared:

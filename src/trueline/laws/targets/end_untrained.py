@@ -104,6 +104,7 @@ def check(run: Run) -> list[Finding]:
         )
     if sum(tokens.rows for tokens in passes) < FEWEST_ROWS:
         raise CannotTell(f"fewer than {FEWEST_ROWS} rows of tokens were seen", reason="too-few-steps")
+    # the surest first: the last is only to confirm, and may be seen beside the others
     finding = _end_of_rows(run, passes) or _end_in_rows(run, passes) or _end_as_padding(run, passes)
     return [finding] if finding else []
 

@@ -64,6 +64,7 @@ class LossTermsProbe(BackwardProbe):
         int64 [M, 2 + classes], and ``target_variances``, float64 [M].
         """
         rows, awaited, counts, variances = self._rows, self._awaited, self._counts, self._variances
+        # rows of losses with different numbers of classes have no common columns, and cannot be added
         is_one = len({row.shape[1] for _, row in counts}) == 1
         self._forget(due=False)
         return {

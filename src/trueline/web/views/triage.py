@@ -136,6 +136,7 @@ def triage_of(watched: WatchedRun) -> Triage:
         untold="" if training is None else training.unknown_line,
         notices=tuple(
             Notice(finding.code, finding.claim)
+            # until the first judgement, what the ranks' own checks said as the job ran
             for finding in (run.live_findings if report is None else report.worth_knowing)
         ),
         unchecked=() if words is None else tuple(Unchecked(tuple(checks), why) for checks, why in words.unchecked),
@@ -164,6 +165,7 @@ def _facts(watched: WatchedRun) -> tuple[tuple[str, str], ...]:
         with watched.reading():
             return tuple(zip(GLANCE, glance(watched.run), strict=True))
     except RunError:
+        # the Run was moved or removed since the page was opened: the rest of it still tells what was judged
         return ()
 
 

@@ -35,6 +35,7 @@ def row_of(
     end_B = ids_BT.gather(1, last_B1)[:, 0]
     before_B = ids_BT.gather(1, (last_B1 - 1).clamp(min=0))[:, 0]
     padded_B = ~attended_BT.all(1)
+    # beside rows with padding, those without may have been cut at the greatest length, in the middle of a text
     counts_B = torch.where(padded_B.any(), padded_B, torch.ones_like(padded_B)) & attended_BT.any(1)
     end, end_rows = _most(end_B, counts_B)
     pad, _ = _most(ids_BT, ~attended_BT)

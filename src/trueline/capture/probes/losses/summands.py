@@ -192,6 +192,7 @@ def _below(way: _Way) -> _Way | None:
         return None
     (edge,) = leading
     if _SAME_VALUE.fullmatch(operation) or _LINEAR.fullmatch(operation) or operation == "Add":
+        # a mean of stacked losses is a sum of several: `_branches` takes it apart
         return None if operation == "Mean" and operation_of(edge[0]) == "Stack" else way.to(edge)
     if operation == "Neg":
         return way.to(edge, multiplier=-1.0)
