@@ -97,7 +97,7 @@ class Stage:
             found, diagnosis = self._diagnosed(entry)
         except TruelineError as error:
             return judge(entry, [], alarms, failures | {"faulty": str(error)})
-        judged = judge(entry, [each for each in found if each.severity != "info"], alarms, failures)
+        judged = judge(entry, [finding for finding in found if finding.is_grave], alarms, failures)
         answer = answer_on(entry, diagnosis)
         if answer is None:
             return judged
@@ -137,7 +137,7 @@ class Stage:
 
     def _findings(self, entry: Entry, variant: Variant, failures: dict[Variant, str]) -> list[Finding]:
         try:
-            return [finding for finding in self.run(entry, variant) if finding.severity != "info"]
+            return [finding for finding in self.run(entry, variant) if finding.is_grave]
         except TruelineError as error:
             failures[variant] = str(error)
             return []

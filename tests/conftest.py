@@ -18,6 +18,8 @@ from tests.warm_python import warm_python
 
 from trueline.demo import ranks
 from trueline.demo.ranks import Ranks
+from trueline.judge.facts import fact
+from trueline.judge.facts.base_rates import BaseRate
 from trueline.trials.frame.engines.local import Local
 
 settings.register_profile(
@@ -93,6 +95,14 @@ def pytest_runtest_setup() -> None:
         gc.collect()
         gc.freeze()
         _num_frozen_modules = len(sys.modules)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_unusual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of tests are small and unusual in many ways: what of that is to confirm is the fact of the tests of facts,
+    which bring base rates of their own.
+    """
+    monkeypatch.setattr(fact, "base_rates", dict[str, BaseRate])
 
 
 @pytest.hookimpl(wrapper=True)

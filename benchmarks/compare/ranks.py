@@ -108,7 +108,7 @@ def _tell(line: str) -> None:
 
 
 def _claims(comparison: Comparison) -> list[str]:
-    return [finding.claim for finding in comparison.findings if finding.severity != "info"][:2]
+    return [finding.claim for finding in comparison.findings if finding.is_grave][:2]
 
 
 if __name__ == "__main__":

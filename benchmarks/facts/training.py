@@ -81,7 +81,7 @@ def read(path: Path, *, name: str, kind: str, origin: str) -> Training:
     findings = [
         {"code": finding.code, "severity": finding.severity, "ranks": list(finding.ranks), "claim": finding.claim}
         for finding in (trueline.check(path).findings if kind == "examples" else ())
-        if finding.severity != "info" and finding.code != UNUSUAL
+        if finding.is_grave and finding.code != UNUSUAL
     ]
     return Training(
         name,

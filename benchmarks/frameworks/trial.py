@@ -96,12 +96,12 @@ class Trial:
             "run": list(report.checks_run),
             "not run": {each.check: each.why for each in report.checks_not_run},
         }
-        wrong = [finding for finding in report.findings if finding.severity != "info"]
+        wrong = [finding for finding in report.findings if finding.is_grave]
         return "; ".join(f"{finding.code} {list(finding.ranks)}: {finding.claim}" for finding in wrong)
 
     def found(self, fault: str) -> str:
         """The planted fault is found on the right rank, and no other rank is named alone."""
-        findings = [finding for finding in self._checked(fault).findings if finding.severity != "info"]
+        findings = [finding for finding in self._checked(fault).findings if finding.is_grave]
         said = "; ".join(f"{finding.code} {list(finding.ranks)}" for finding in findings) or "no finding"
         codes = HOW.get(fault)
         if codes is not None and any(finding.code in codes for finding in findings):

@@ -39,7 +39,7 @@ def without_checks(reports: Mapping[str, CheckReport]) -> Outcomes:
     faults = _faults()
     outcomes: Outcomes = []
     for id, report in reports.items():
-        for code in sorted({finding.code for finding in report.findings if finding.severity != "info"}):
+        for code in sorted({finding.code for finding in report.findings if finding.is_grave}):
             outcomes.append((id, cause_found(faults[id], _answer(faults[id], _unchecked(report, code)))))
     return outcomes
 

@@ -35,7 +35,7 @@ def agreement(material: Material, size: Size) -> list[dict[str, Any]]:
             norms_TN, _ = trueline.open_run(job.run).pivot("grad_norm")
             ours, _ = train_together(job, WORKERS)
             report = trueline.check(job.run)
-            codes = sorted({finding.code for finding in report.findings if finding.severity != "info"})
+            codes = sorted({finding.code for finding in report.findings if finding.is_grave})
             rows.append(
                 {
                     "reading": reading,

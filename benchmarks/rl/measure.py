@@ -52,7 +52,7 @@ def judged(out: str, case: str) -> dict[str, Any]:
     if answer is not None:
         named = answer.standing in ("suspected", "supported")
         cause = ("named" if answer.cause in true_causes(f"L1.{case}") else "wrong") if named else "abstained"
-    warned = [finding for finding in report.findings if finding.severity != "info"]
+    warned = [finding for finding in report.findings if finding.is_grave]
     of_steps = rivals.by_step(out)
     return {
         "found": sorted({finding.code for finding in warned}),

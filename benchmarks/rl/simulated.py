@@ -85,7 +85,7 @@ def judge(case: str, seed: int) -> dict[str, Any]:
             writer.write(rows_of(step, batch, batch.pop("sampling")))
         writer.close()
         report = trueline.check(f"{folder}/run")
-    found = [f"{each.code}: {each.claim}" for each in report.findings if each.severity != "info"]
+    found = [f"{each.code}: {each.claim}" for each in report.findings if each.is_grave]
     return {"case": case, "seed": seed, "steps": STEPS, "tokens": SIZE * LENGTH, "found": found}
 
 

@@ -69,7 +69,7 @@ def _measured(folder: Path, dtype: str, num_prompts: int, num_steps: int) -> str
         )
     gap = torch.cat(gaps)
     said = trueline.check(out)
-    found = [finding.code for finding in said.findings if finding.severity != "info"]
+    found = [finding.code for finding in said.findings if finding.is_grave]
     sizes_of = f"|d| {gap.mean():.2g} in the mean and {gap.max():.2g} at most"
     return f"{gap.numel():,} tokens, {sizes_of}; {said.verdict.line} {found}"
 

@@ -93,7 +93,7 @@ def test_a_doubled_loss_is_found_by_its_check_when_there_are_enough_steps(two, t
         progress=tmp_path / "progress", steps=28, batch_size=8, seed=0, bf16=False,
     )  # fmt: skip
     two.run(train, job)
-    grave = [finding for finding in trueline.check(job.run).findings if finding.severity != "info"]
+    grave = [finding for finding in trueline.check(job.run).findings if finding.is_grave]
     assert setting.found_by in {"", *(finding.code for finding in grave)}
     assert [list(finding.ranks) for finding in grave if finding.code == "worker-scale"] == ([ranks] if ranks else [])
 

@@ -60,7 +60,7 @@ def watched(ranks_of: RanksOf, tmp_path_factory: pytest.TempPathFactory) -> Call
             if entry.reference is not None and entry.reference not in references:
                 references[entry.reference] = trained(entry, "reference")[1]
             diagnosis = trueline.diagnose(out, ref=references[entry.reference] if entry.reference else None)
-            findings = [finding for finding in diagnosis.report.findings if finding.severity != "info"]
+            findings = [finding for finding in diagnosis.report.findings if finding.is_grave]
             runs[entry.id, variant] = Watched(witnesses, findings, diagnosis)
         return runs[entry.id, variant]
 

@@ -84,7 +84,7 @@ def test_other_iterations_are_not_compared_and_the_sums_end(two, tmp_path, kind,
     assert len(claims) == 2
     step_T = run.steps[run.pivot("cosine_mean")[1].any(axis=1)]
     assert step_T.tolist() == list(range(0, apart, every))
-    (finding,) = [finding for finding in trueline.check(run).findings if finding.severity != "info"]
+    (finding,) = [finding for finding in trueline.check(run).findings if finding.is_grave]
     assert (finding.code, finding.severity, finding.ranks) == ("updates-apart", "error", (1,))
     assert finding.step_first == TRIGGER
 
@@ -206,7 +206,7 @@ def test_an_update_left_out_where_gradients_are_averaged_by_hand_is_told(two, tm
     patience_s = 2.0 if updates and beside else 10.0
     two.run(train_by_hand, str(tmp_path / "run"), how, updates, beside, patience_s)
     report = trueline.check(tmp_path / "run")
-    (finding,) = [finding for finding in report.findings if finding.severity != "info"]
+    (finding,) = [finding for finding in report.findings if finding.is_grave]
     assert (finding.code, finding.severity, finding.ranks) == ("updates-apart", "error", (1,))
     assert finding.step_first == TRIGGER
     assert "Ranks are not compared from there on" in finding.claim

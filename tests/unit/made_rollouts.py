@@ -29,4 +29,4 @@ def recorded(folder: Path, made: Made, *, steps: int = 6, change: Change | None 
 
 def codes(path: str) -> dict[str, Any]:
     """Warnings and errors by code."""
-    return {each.code: each for each in trueline.check(path).findings if each.severity != "info"}
+    return {each.code: each for each in trueline.check(path).findings if each.is_grave}

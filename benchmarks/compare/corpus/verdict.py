@@ -30,7 +30,7 @@ def said(run: Path, ref: Path, names: str = "") -> dict[str, Any]:
         comparison = compare(run, ref, names=NameMap.load(names) if names else None)
     except CannotTell as error:
         return {"exit": 3, "headline": str(error), "code": "", "sites": [], "claim": "", "counts": {}}
-    leading = next((each for each in comparison.findings if each.severity != "info"), None)
+    leading = next((each for each in comparison.findings if each.is_grave), None)
     return {
         "exit": comparison.exit_code,
         "headline": story_of(comparison).headline.replace(str(run), "RUN").replace(str(ref), "REF"),

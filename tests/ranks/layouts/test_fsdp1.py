@@ -134,4 +134,4 @@ def test_of_a_model_that_is_wrapped_late_only_losses_and_samples_are_watched_and
     assert len(said) == 2
     assert all("FSDP wrapped the model after its first training forward pass" in claim for claim in said)
     assert run.pivot("loss")[1].all()
-    assert [finding.code for finding in trueline.check(out).findings if finding.severity != "info"] == []
+    assert [finding.code for finding in trueline.check(out).findings if finding.is_grave] == []

@@ -44,7 +44,7 @@ def groups(path):
 
 
 def serious(report):
-    return [(finding.code, finding.ranks) for finding in report.findings if finding.severity != "info"]
+    return [(finding.code, finding.ranks) for finding in report.findings if finding.is_grave]
 
 
 @pytest.mark.parametrize("mode", HEALTHY)

@@ -5,6 +5,7 @@ D samples in the order in which one rank read them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,12 @@ def samples(run: Run) -> tuple[str, Any]:
     if isinstance(size, int) and not isinstance(size, bool):
         text += f"; the data set has {size:,}"
     return text, {"read": read, "different": distinct, "data_set": size}
+
+
+def reads_few(value: Mapping[str, Any]) -> bool:
+    """Whether as many samples were read as the data set has, and fewer than half of these."""
+    size = value["data_set"]
+    return isinstance(size, int) and value["read"] >= size > 2 * value["different"]
 
 
 def batch(run: Run) -> tuple[str, Any]:
@@ -101,7 +108,16 @@ def epoch_order(run: Run) -> tuple[str, Any] | None:
         order = f"{sum(equal)} of {len(later)} have the order of the first"
     number = counted(len(epochs), "epoch")
     number = f"the first {number}" if len(epochs) == MOST_EPOCHS else number
-    return f"{number}: {order}", {"epochs": len(epochs), "as_the_first": sum(equal)}
+    return f"{number}: {order}", {
+        "epochs": len(epochs),
+        "as_the_first": sum(equal),
+        "stream": bool(_loader(run).get("stream")),
+    }
+
+
+def has_one_order(value: Mapping[str, Any]) -> bool:
+    """Whether all epochs have the order of the first."""
+    return value["as_the_first"] == value["epochs"] - 1
 
 
 def read_twice(run: Run) -> tuple[str, Any] | None:

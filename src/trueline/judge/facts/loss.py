@@ -35,7 +35,10 @@ def loss(run: Run) -> tuple[str, Any]:
     of_which = "the first and the last step" if num == 1 else f"means of the first and the last {num} steps"
     text = f"from {first:.4g} to {last:.4g} ({of_which})"
     if len(loss_T) > 1 and np.all(loss_T == loss_T[0]):
-        return f"the loss is {first:.4g} at every one of {counted(len(loss_T), 'step')}", values | {"fell": False}
+        return f"the loss is {first:.4g} at every one of {counted(len(loss_T), 'step')}", values | {
+            "fell": False,
+            "constant": True,
+        }
     if len(loss_T) < FEWEST:
         return f"the loss went {text}", values
     values |= {"fell": chance_of_fall(loss_T) <= LEVEL, "rose": chance_of_fall(-loss_T) <= LEVEL}

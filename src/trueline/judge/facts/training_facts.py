@@ -14,7 +14,7 @@ from typing import Any
 from trueline.judge.facts import data, loss, model, precision, update
 from trueline.judge.facts.fact import AREAS, Fact, Mark, Subject
 from trueline.schema.errors import CannotTell, RunError
-from trueline.schema.law import installed_laws
+from trueline.schema.law import installed_laws, not_loaded
 from trueline.schema.text.reading import why
 from trueline.schema.text.shown import Shown
 from trueline.schema.text.words import named_some
@@ -26,14 +26,17 @@ SCHEMA = 1
 """Version of the document that ``TrainingFacts.to_json`` makes."""
 
 SUBJECTS: tuple[Subject, ...] = (
-    Subject("samples", "data", "samples", data.samples),
+    Subject("samples", "data", "samples", data.samples, (Mark("few-of-the-data-set", data.reads_few),)),
     Subject("loader", "data", "the DataLoader", data.loader),
     Subject(
         "epoch-order",
         "data",
         "the order of epochs",
         data.epoch_order,
-        (Mark("epochs-in-one-order", lambda value: value["as_the_first"] == value["epochs"] - 1),),
+        (
+            Mark("epochs-in-one-order", data.has_one_order),
+            Mark("stream-in-one-order", lambda value: value["stream"] and data.has_one_order(value)),
+        ),
     ),
     Subject(
         "read-twice",
@@ -94,6 +97,7 @@ SUBJECTS: tuple[Subject, ...] = (
         loss.loss,
         (
             Mark("loss-did-not-fall", lambda value: value.get("fell") is False and not value.get("rose")),
+            Mark("loss-never-moves", lambda value: value.get("constant") is True),
             Mark("loss-rose", lambda value: value.get("rose") is True),
         ),
     ),
@@ -103,7 +107,12 @@ SUBJECTS: tuple[Subject, ...] = (
         "update",
         "the learning rate",
         update.learning_rate,
-        (Mark("rate-rises-again", update.rises_again),),
+        (
+            Mark("rate-rises-again", update.rises_again),
+            Mark("rate-still-rises", update.still_rises),
+            Mark("rate-nearly-gone", update.nearly_gone),
+            Mark("rate-tiny", lambda value: value["largest"] < 1e-5),
+        ),
     ),
     Subject(
         "rate-zero",
@@ -152,8 +161,8 @@ def all_subjects() -> tuple[Subject, ...]:
             module, _, name = f"{law.package}.{path}".rpartition(".")
             try:
                 subjects += getattr(importlib.import_module(module), name)
-            except Exception:  # of another package
-                _log.warning("the facts of %s cannot be loaded", law.package, exc_info=True)
+            except Exception as error:  # of another package
+                _log.warning("facts: %s", not_loaded(module, error))
     areas = list(AREAS)
     return tuple(sorted(subjects, key=lambda subject: areas.index(subject.area)))
 

@@ -21,6 +21,9 @@ from trueline.store.reader import Run
 SETTINGS = ("momentum", "betas", "eps", "weight_decay", "nesterov", "amsgrad")
 HALVINGS, GROWTH_INTERVAL = 16, 2000
 """What a GradScaler of torch is made with: it begins at 2^16, and doubles after so many updates."""
+NEARLY_GONE = 1e-3
+END_OF_COSINE = 0.0202
+"""A cosine is below a thousandth of its height in its last 2/pi * arcsin(sqrt(0.001)) = 2.02 % of steps."""
 MAX_TURNS = 6
 """Points of the curve of the learning rate that one line has."""
 
@@ -49,10 +52,13 @@ def learning_rate(run: Run) -> tuple[str, Any]:
     texts = [f"{rate:.3g} at {step}" for step, rate in points]
     num_groups = max(map(len, rates))
     head = "learning rate" if num_groups == 1 else f"learning rate of the first of {num_groups} parameter groups"
+    largest = float(rates_T.max())
+    low = float(np.mean((rates_T > 0) & (rates_T < NEARLY_GONE * largest)))
+    values: dict[str, Any] = {"turns": points, "largest": largest, "low": low}
     if len(set(rates_T.tolist())) == 1:
-        return f"{head} {rates_T[0]:.3g} at all {counted(len(steps), 'step')}", {"turns": points[:1]}
+        return f"{head} {rates_T[0]:.3g} at all {counted(len(steps), 'step')}", values | {"turns": points[:1]}
     words = " → ".join(texts if len(texts) <= MAX_TURNS else [*texts[: MAX_TURNS - 1], "…", texts[-1]])
-    return f"{head} {words}", {"turns": points}
+    return f"{head} {words}", values
 
 
 def rate_zero(run: Run) -> tuple[str, Any] | None:
@@ -104,6 +110,17 @@ def rises_again(value: Mapping[str, Any]) -> bool:
     rates = [rate for _, rate in value["turns"]]
     falls = [index for index in range(1, len(rates)) if rates[index] < rates[index - 1]]
     return any(rate > rates[falls[0]] for rate in rates[falls[0] :]) if falls else False
+
+
+def still_rises(value: Mapping[str, Any]) -> bool:
+    """Whether the learning rate rises up to the last update: a warm-up that is longer than the training."""
+    rates = [rate for _, rate in value["turns"]]
+    return len(rates) > 1 and rates[-1] > rates[-2] and rates[-1] >= value["largest"]
+
+
+def nearly_gone(value: Mapping[str, Any]) -> bool:
+    """Whether more updates than the end of a cosine had a rate below a thousandth of the largest."""
+    return value["low"] > END_OF_COSINE
 
 
 def leaves_out_many(value: Mapping[str, Any]) -> bool:

@@ -22,4 +22,4 @@ def outside_model(run: Run) -> tuple[str, Any] | None:
     return f"{text} ({named_some(names)}); an optimizer holds {held}", {"outside": names, "held": held}
 
 
-SUBJECTS = (Subject("outside_model", "model", "tensors of the loss outside of the model", outside_model),)
+SUBJECTS = (Subject("outside-model", "model", "tensors of the loss outside of the model", outside_model),)

@@ -355,7 +355,11 @@ def _some_elements(x: Tensor) -> Tensor | None:
     distance = max(memory.numel() // MAX_ELEMENTS, 1)
     while distance > 1 and math.gcd(distance, memory.numel()) > 1:
         distance += 1
-    return memory.reshape(-1)[::distance] if memory.is_contiguous() else memory.flatten()[:MAX_ELEMENTS]
+    if memory.is_contiguous():
+        return memory.reshape(-1)[::distance]
+    # Cut first: flattening copies what is not contiguous.
+    num_rows = max(MAX_ELEMENTS * len(memory) // memory.numel(), 1)
+    return memory[:num_rows].flatten()[:MAX_ELEMENTS]
 
 
 def _address(leaf: Tensor) -> int:

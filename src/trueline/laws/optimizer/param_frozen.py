@@ -154,7 +154,7 @@ def _unheld_finding(unheld: Sequence[UnheldParams]) -> Finding:
     ranks = [params.rank for params in unheld]
     return Finding(
         code=CODE,
-        severity="info",
+        severity="confirm",
         claim=f"{capitalized(named_some(names))} {'has a gradient' if len(names) == 1 else 'have gradients'} on "
         f"{ranks_text(ranks)} and did not change: no optimizer that was seen holds "
         f"{'it' if len(names) == 1 else 'them'}.",
@@ -165,6 +165,6 @@ def _unheld_finding(unheld: Sequence[UnheldParams]) -> Finding:
         expected=0.0,
         unit="parameters with a gradient that no optimizer holds",
         false_alarm_rate=0.0,
-        evidence={"names": names[:100]},
+        evidence={"kind": "unheld", "names": names[:100]},
         next=("If they are to train, make the optimizer after all parts of the model are there; if not, freeze them.",),
     )

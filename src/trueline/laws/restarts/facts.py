@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trueline.judge.facts.fact import Subject
+from trueline.judge.facts.fact import Mark, Subject
 from trueline.laws.restarts.taken_over import TakenOver, ranks_at, taken_over
 from trueline.schema.text.words import counted, listed
 from trueline.store.reader import Run
@@ -46,4 +47,16 @@ def _rates_as_left(run: Run, start: TakenOver) -> bool | None:
     return None if before is None or after is None else before.tolist() == after.tolist()
 
 
-SUBJECTS = (Subject("takeovers", "starts", "what later starts took over", takeovers),)
+def _begins_otherwise(starts: Sequence[Mapping[str, Any]]) -> bool:
+    return any(is_same is False for start in starts for name, is_same in start.items() if name != "step")
+
+
+SUBJECTS = (
+    Subject(
+        "takeovers",
+        "starts",
+        "what later starts took over",
+        takeovers,
+        (Mark("start-takes-other", _begins_otherwise),),
+    ),
+)

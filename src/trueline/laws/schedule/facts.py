@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trueline.judge.facts.fact import Mark, Subject
+from trueline.judge.facts.fact import Subject
 from trueline.laws.schedule.followed import Followed, followed
 from trueline.schema.text.words import counted, named_some
 from trueline.store.reader import Run
@@ -43,16 +43,12 @@ def _sentence(schedule: Followed) -> str:
     return f"{words}, at its step {schedule.epochs[-1]} in the last"
 
 
-def _several_steps(value: Any) -> bool:
-    return any(schedule["steps_an_update"] > 1 for schedule in value)
-
-
 SUBJECTS = (
     Subject(
         "schedule",
         "update",
         "the schedule of the learning rate",
+        # Several steps an update are no mark: Accelerate takes one a process, and schedules are made for that.
         schedules,
-        (Mark("schedule-several-steps", _several_steps),),
     ),
 )

@@ -67,7 +67,7 @@ from itertools import pairwise
 
 from trueline.judge.compared_ranks import sites_of
 from trueline.judge.series.target_places import NEXT, target_places
-from trueline.schema.columns.end_tokens import NONE, EndTokens
+from trueline.schema.columns.end_tokens import NO_TOKEN, EndTokens
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.text.words import counted
@@ -94,7 +94,7 @@ def check(run: Run) -> list[Finding]:
         tokens
         for (_, rank), row in run.lists("end_tokens").items()
         if offsets.get(rank) == NEXT
-        for tokens in EndTokens.of(row.tolist())
+        for tokens in EndTokens.from_row(row.tolist())
     ]
     if not passes:
         raise CannotTell(
@@ -114,7 +114,7 @@ def _end_of_rows(run: Run, passes: Sequence[EndTokens]) -> Finding | None:
     end = _most([(tokens.end, tokens.end_rows) for tokens in passes])
     ending = [tokens for tokens in passes if tokens.end == end]
     num_rows, num_ended = sum(tokens.rows for tokens in passes), sum(tokens.end_rows for tokens in ending)
-    if end == NONE or num_ended < max(FEWEST_ROWS, MOST_ROWS * num_rows) or not _untrained(ending):
+    if end == NO_TOKEN or num_ended < max(FEWEST_ROWS, MOST_ROWS * num_rows) or not _untrained(ending):
         return None
     padded = [tokens for tokens in ending if tokens.pads]
     is_padding = bool(padded) and _most([(tokens.pad, tokens.pads) for tokens in padded]) == end
@@ -131,9 +131,9 @@ def _end_in_rows(run: Run, passes: Sequence[EndTokens]) -> Finding | None:
     gap = _most([(tokens.gap, tokens.gap_places) for tokens in passes])
     with_gaps = [tokens for tokens in passes if tokens.gap == gap and tokens.gap_places]
     num_gaps, num_places = (sum(numbers) for numbers in zip(*((t.gaps, t.gap_places) for t in passes), strict=True))
-    if gap == NONE or num_places < max(FEWEST_ROWS, MOST_GAPS * num_gaps):
+    if gap == NO_TOKEN or num_places < max(FEWEST_ROWS, MOST_GAPS * num_gaps):
         return None
-    is_end = any(gap in (tokens.eos, tokens.pad if tokens.pads else NONE) for tokens in passes)
+    is_end = any(gap in (tokens.eos, tokens.pad if tokens.pads else NO_TOKEN) for tokens in passes)
     if not is_end or any(tokens.gap_targets for tokens in with_gaps):
         return None
     claim = (
@@ -144,7 +144,7 @@ def _end_in_rows(run: Run, passes: Sequence[EndTokens]) -> Finding | None:
 
 def _end_as_padding(run: Run, passes: Sequence[EndTokens]) -> Finding | None:
     """What the configuration calls the end, where it is padding alone."""
-    padded = [tokens for tokens in passes if tokens.pads and tokens.eos != NONE and tokens.pad == tokens.eos]
+    padded = [tokens for tokens in passes if tokens.pads and tokens.eos != NO_TOKEN and tokens.pad == tokens.eos]
     num_rows = sum(tokens.rows for tokens in padded)
     if num_rows < FEWEST_ROWS or any(tokens.eos_reads or tokens.eos_targets for tokens in passes):
         return None
@@ -172,8 +172,8 @@ def _most(weighted: Sequence[tuple[int, int]]) -> int:
     """The id of most weight; ``NONE`` where none has any."""
     weights = Counter[int]()
     for token, weight in weighted:
-        weights[token] += weight if token != NONE else 0
-    return max(weights, key=weights.__getitem__, default=NONE)
+        weights[token] += weight if token != NO_TOKEN else 0
+    return max(weights, key=weights.__getitem__, default=NO_TOKEN)
 
 
 _ADVICE = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trueline.judge.facts.fact import Mark, Subject
-from trueline.schema.columns.end_tokens import NONE, EndTokens
+from trueline.schema.columns.end_tokens import NO_TOKEN, EndTokens
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
@@ -19,7 +19,7 @@ def padding(run: Run) -> tuple[str, Any] | None:
     if not passes:
         return None
     num_pads, num_places = sum(tokens.pads for tokens in passes), _places(passes)
-    pads = sorted({tokens.pad for tokens in passes if tokens.pads and tokens.pad != NONE})
+    pads = sorted({tokens.pad for tokens in passes if tokens.pads and tokens.pad != NO_TOKEN})
     if not num_pads:
         return None
     share = min(num_pads / num_places, 1.0)
@@ -41,7 +41,7 @@ def targets(run: Run) -> tuple[str, Any] | None:
 def _passes(run: Run) -> list[EndTokens]:
     """Of forward passes over tokens that were looked at; empty where the model reads none."""
     rows = run.lists("end_tokens").values()
-    passes = [tokens for row in rows for tokens in EndTokens.of(row.tolist()) if tokens.target_rows]
+    passes = [tokens for row in rows for tokens in EndTokens.from_row(row.tolist()) if tokens.target_rows]
     if rows and not passes:
         raise CannotTell("no pass over tokens was seen in which each row has a target")
     return passes

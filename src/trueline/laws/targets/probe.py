@@ -23,7 +23,7 @@ from trueline.capture.probes.losses import cross_entropy, descent, end_tokens, l
 from trueline.capture.probes.losses.attached_targets import mark
 from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.passes import Pass
-from trueline.schema.columns.end_tokens import NONE
+from trueline.schema.columns.end_tokens import NO_TOKEN
 from trueline.schema.columns.loss_inputs import LossInputs
 from trueline.schema.columns.target_places import PLACES
 
@@ -53,7 +53,7 @@ class TargetPlaceProbe(BackwardProbe):
             return {}
         if moment == "output":
             self._calls += 1
-            self._eos = NONE if step.module is None else _end_of_text(step.module)
+            self._eos = NO_TOKEN if step.module is None else _end_of_text(step.module)
             mark(step.output, self._calls)
             return {}
         rows, operations, inputs, ends = self._rows, self._operations, self._inputs, self._ends
@@ -84,7 +84,7 @@ class TargetPlaceProbe(BackwardProbe):
         self._calls = 0
         self._ids: Tensor | None = None
         self._mask: Tensor | None = None
-        self._eos = NONE
+        self._eos = NO_TOKEN
         self._ends: list[tuple[Pass, Tensor]] = []
         self._inputs: list[tuple[Pass, Tensor]] = []
         self._rows: list[tuple[Pass, Tensor]] = []
@@ -137,7 +137,7 @@ def _end_of_text(module: nn.Module) -> int:
     """The id that the configuration of a model calls the end of a text, of several the first."""
     eos = stored(stored(unwrap(module), "config"), "eos_token_id")
     eos = next(elements(eos), None) if issubclass(type(eos), (list, tuple)) else eos
-    return eos if type(eos) is int else NONE
+    return eos if type(eos) is int else NO_TOKEN
 
 
 def make_probe(parts: ProbeParts) -> TargetPlaceProbe:

@@ -444,7 +444,7 @@ def _finding(
     ranks = tuple(sorted(first.by_rank))
     return Finding(
         code=CODE,
-        severity="confirm" if kind == "first-counted" else "warning",
+        severity="info" if kind == "first-counted" else "warning",
         claim=f"All {noun}s together weigh {value:.4g} at {steps_text(steps, among=among)}{because}.",
         ranks=ranks,
         step_first=min(steps),

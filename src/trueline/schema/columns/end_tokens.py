@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
-NONE = -1
+NO_TOKEN = -1
 """In place of an id: there is none, or it is not known."""
 
 
@@ -48,7 +48,7 @@ class EndTokens:
         return list(astuple(self))
 
     @classmethod
-    def of(cls, row: Sequence[int]) -> tuple[EndTokens, ...]:
+    def from_row(cls, row: Sequence[int]) -> tuple[EndTokens, ...]:
         """From the numbers of all passes of a step; none where they are not of this version."""
         width = len(fields(cls))
         if len(row) % width:

@@ -30,7 +30,7 @@ def headline(mine: Making, theirs: Making, *, measure: Any = exactly) -> tuple[F
 def concluded(mine: Making, theirs: Making, *, measure: Any = exactly) -> tuple[list[Finding], str]:
     """Findings that are no mere information, and the site of the first difference."""
     result = conclusion(mine, theirs, measure=measure)
-    grave = [finding for finding in result.findings if finding.severity != "info"]
+    grave = [finding for finding in result.findings if finding.is_grave]
     return grave, "" if result.first is None else str(result.first.site)
 
 

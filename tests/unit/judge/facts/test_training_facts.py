@@ -272,6 +272,29 @@ def mark(name):
         ("scaler-leaves-out-many", {"left_out": 18, "steps": 2000}, {"left_out": 17, "steps": 2000}),
         ("streams-shared", {"rng_torch": True, "rng_numpy": None}, {"rng_torch": False, "rng_numpy": None}),
         ("epochs-in-one-order", {"epochs": 3, "as_the_first": 2}, {"epochs": 3, "as_the_first": 1}),
+        (
+            "stream-in-one-order",
+            {"epochs": 3, "as_the_first": 2, "stream": True},
+            {"epochs": 3, "as_the_first": 2, "stream": False},
+        ),
+        (
+            "rate-still-rises",
+            {"turns": [(0, 0.0), (59, 0.4)], "largest": 0.4},
+            {"turns": [(0, 0.0), (9, 0.4), (59, 0.4)], "largest": 0.4},
+        ),
+        ("rate-nearly-gone", {"low": 0.03}, {"low": 0.02}),
+        ("rate-tiny", {"largest": 1e-6}, {"largest": 1e-5}),
+        (
+            "few-of-the-data-set",
+            {"read": 64, "data_set": 64, "different": 31},
+            {"read": 63, "data_set": 64, "different": 31},
+        ),
+        ("loss-never-moves", {"constant": True}, {"fell": False}),
+        (
+            "start-takes-other",
+            [{"step": 6, "weights": True, "learning_rates": False}],
+            [{"step": 6, "weights": True, "learning_rates": None}],
+        ),
     ],
 )
 def test_a_mark_applies_to_what_is_unusual_alone(name, unusual, usual):

@@ -13,6 +13,7 @@ import trueline
 from trueline.cli.main import app
 from trueline.judge.facts import base_rates, fact, training_facts
 from trueline.judge.facts.base_rates import BaseRate
+from trueline.schema.law import Law
 
 ROW = BaseRate(trainings=140, showing=3, at_most=0.054)
 
@@ -138,3 +139,10 @@ def test_a_training_that_has_just_begun_is_asked_nothing(tmp_path, monkeypatch):
     going = write_run(tmp_path / "going", num_ranks=2, num_steps=8)
     assert not trueline.check(begun).to_confirm
     assert [finding.id for finding in trueline.check(going).to_confirm] == ["unusual.loss-flat"]
+
+
+def test_facts_of_a_law_that_cannot_be_loaded_leave_the_others(monkeypatch, caplog):
+    broken = Law(package="trueline.laws.clipping", answers={"facts": "gone.SUBJECTS"})
+    monkeypatch.setattr(training_facts, "installed_laws", lambda: (broken,))
+    assert training_facts.all_subjects.__wrapped__() == training_facts.SUBJECTS
+    assert "cannot be loaded from 'trueline.laws.clipping.gone': ModuleNotFoundError" in caplog.text

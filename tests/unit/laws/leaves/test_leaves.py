@@ -262,5 +262,5 @@ def test_a_row_is_read_as_it_was_written():
 def test_facts_say_what_is_outside_of_the_model(tmp_path):
     held = OutsideLeaf("Head.weight", (2,), "module", True, True, "SGD", again=True)
     run = run_of(tmp_path / "run", {2: leaves(last_step=None), 8: leaves(outside=(held,))}, {8: [1]})
-    (fact,) = [fact for fact in read_facts(run).facts if fact.name == "outside_model"]
+    (fact,) = [fact for fact in read_facts(run).facts if fact.name == "outside-model"]
     assert fact.value == {"outside": ["Head.weight"], "held": 1}

@@ -253,7 +253,7 @@ def first_passes_data(model, micro, step):
         (each_gradient(lambda grad: grad.clamp_(-1e-5, 1e-5)), "warning", "made smaller"),
         (first_passes_data, "warning", "gradient of 0.weight was multiplied by 0.5 between backward passes 1 and 2"),
         (lambda model, micro, step: model[3].zero_grad(set_to_none=False), "warning", "set to zero"),
-        (each_gradient(lambda grad: grad.add_(torch.randn_like(grad))), "info", "changed"),
+        (each_gradient(lambda grad: grad.add_(torch.randn_like(grad))), "confirm", "changed"),
     ],
 )
 def test_gradients_that_change_between_passes(tmp_path, change, severity, says):

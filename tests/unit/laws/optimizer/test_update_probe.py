@@ -145,7 +145,7 @@ def test_training_is_the_same_and_nothing_is_reported(tmp_path, name):
     run = trueline.open_run(tmp_path / "run")
     assert run.live_findings == []
     laws = ("update-", "param-", "optimizer-state")
-    told = [finding for finding in trueline.check(run).findings if finding.severity != "info"]
+    told = [finding for finding in trueline.check(run).findings if finding.is_grave]
     assert [finding.claim for finding in told if finding.code.startswith(laws)] == []
 
 
@@ -166,7 +166,7 @@ def listed_twice(params):
 def test_an_update_that_calls_its_closure_once_is_judged(tmp_path, make, codes, state):
     trained(tmp_path / "run", steps=8, make=lambda model: with_closure(model, make), step=with_loss)
     report = trueline.check(tmp_path / "run")
-    told = [finding.code for finding in report.findings if finding.severity != "info"]
+    told = [finding.code for finding in report.findings if finding.is_grave]
     assert sorted({*told}) == codes
     assert next(asked.state for asked in report.judged.questions if asked.question == "updates") == state
 

@@ -8,7 +8,7 @@ from tests.unit.healthy_run import write_run
 
 from trueline.capture.probes.losses import end_tokens
 from trueline.laws.targets import end_untrained
-from trueline.schema.columns.end_tokens import NONE, EndTokens
+from trueline.schema.columns.end_tokens import NO_TOKEN, EndTokens
 from trueline.schema.columns.target_places import PLACES
 from trueline.schema.errors import CannotTell
 
@@ -17,7 +17,7 @@ TEXTS = [[9, 8, 7], [9, 5, 6, 7, 8], [8, 6], [5, 9, 6, 8]]
 NEXT = [100 if place == 1 else 0 for place in PLACES]
 
 
-def passed(texts, *, end=(), pad=PAD, mask=True, left_out=(), eos=NONE, length=None, cut=0):
+def passed(texts, *, end=(), pad=PAD, mask=True, left_out=(), eos=NO_TOKEN, length=None, cut=0):
     """``EndTokens`` of rows that end with ``end`` and are padded, where the labels of ``left_out`` are left out."""
     rows = [[*text, *end] for text in texts]
     length = length or max(map(len, rows))
@@ -28,7 +28,9 @@ def passed(texts, *, end=(), pad=PAD, mask=True, left_out=(), eos=NONE, length=N
         labels = labels.masked_fill(ids == token, -100)
     if cut:
         labels = labels.masked_fill(attended.cumsum(1) > attended.sum(1, keepdim=True) - cut, -100)
-    (tokens,) = EndTokens.of(end_tokens.row_of(ids, attended if mask else None, labels[:, 1:], -100, 0, eos).tolist())
+    (tokens,) = EndTokens.from_row(
+        end_tokens.row_of(ids, attended if mask else None, labels[:, 1:], -100, 0, eos).tolist()
+    )
     return tokens
 
 
@@ -44,7 +46,7 @@ def test_numbers_are_those_of_the_rows():
     tokens = passed(TEXTS, end=[END], pad=END, left_out=[END], eos=END)
     ends = {"length": 6, "rows": 3, "end": END, "end_rows": 3, "single_rows": 3, "end_reads": 4, "end_targets": 0}
     padding = {"targets": 10, "pads": 6, "pad": END, "target_rows": 4, "last": 8, "last_rows": 2}
-    gaps = {"gaps": 0, "gap": NONE, "gap_places": 0, "gap_targets": 0}
+    gaps = {"gaps": 0, "gap": NO_TOKEN, "gap_places": 0, "gap_targets": 0}
     configured = {"eos": END, "eos_reads": 4, "eos_targets": 0}
     assert dataclasses.asdict(tokens) == ends | padding | gaps | configured  # the longest row is not padded
 
@@ -109,4 +111,4 @@ def test_few_rows_tell_nothing(tmp_path):
 
 
 def test_rows_of_another_version_are_left_out():
-    assert EndTokens.of([1, 2, 3]) == ()
+    assert EndTokens.from_row([1, 2, 3]) == ()

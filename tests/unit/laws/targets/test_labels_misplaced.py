@@ -67,7 +67,7 @@ def cut(logits, targets):
 def test_targets_that_are_not_the_next_token(tmp_path, loss_of, target):
     (finding,) = labels_misplaced.check(train(tmp_path / "run", loss_of))
     assert finding.claim.startswith("Each target on rank 0 is " + target)
-    assert finding.severity == ("warning" if "2 places" in target else "info")
+    assert finding.severity == ("warning" if "2 places" in target else "confirm")
     assert (finding.step_first, finding.step_last) == (0, 2)
 
 

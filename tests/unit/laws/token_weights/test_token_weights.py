@@ -71,7 +71,7 @@ def by_pairs(counts):
 def test_tokens_that_are_counted_over_pairs_of_ranks_are_to_be_confirmed(tmp_path):
     run = run_of(tmp_path / "run", by_pairs, num_ranks=4, num_micro=1, spread=(90, 110))
     finding = findings(run)["token-weights-differ"]
-    assert (finding.severity, finding.evidence["groups"]) == ("info", [[0, 1], [2, 3]])
+    assert (finding.severity, finding.evidence["groups"]) == ("confirm", [[0, 1], [2, 3]])
     line = trueline.check(run).verdict.line
     assert line.startswith("No fault found in 8 steps of 4 ranks; 1 thing to confirm: a token on ranks")
     assert finding.claim.endswith(
@@ -159,7 +159,7 @@ def test_every_token_alike_is_left_alone(tmp_path, num_ranks):
 )
 def test_what_is_common_is_an_information(tmp_path, weigh, spread, num_ranks):
     found = findings(run_of(tmp_path / "run", weigh, spread=spread, num_ranks=num_ranks))
-    assert {code: each.severity for code, each in found.items()} == {"token-weights-differ": "info"}
+    assert {code: each.severity for code, each in found.items()} == {"token-weights-differ": "confirm"}
 
 
 def rows_of_ranks(num_ranks, twice):
@@ -202,7 +202,7 @@ def test_a_last_micro_batch_of_an_epoch_is_an_information(tmp_path):
         rows[step, 0] |= {"token_weights": list(itertools.chain(*map(row_of, counts, weigh(counts))))}
         rows[step, 0] |= {"grads_factor": 1.0}
     finding = findings(write_run(tmp_path / "run", rows))["token-weights-differ"]
-    assert (finding.severity, finding.step_first, finding.step_last) == ("info", 5, 5)
+    assert (finding.severity, finding.step_first, finding.step_last) == ("confirm", 5, 5)
 
 
 def test_rounding_is_no_difference(tmp_path):

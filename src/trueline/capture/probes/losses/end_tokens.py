@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.schema.columns.end_tokens import NONE
+from trueline.schema.columns.end_tokens import NO_TOKEN
 
 _BINS = 1 << 16
 """Bins in which ids are counted: a vocabulary of more shares some."""
@@ -62,7 +62,7 @@ def row_of(
 def _last_targets(target: Tensor, counts: Tensor, num_rows: int) -> tuple[Tensor | int, Tensor | int, Tensor | int]:
     """Rows with a target, the id that is the last one in most of them, and in how many."""
     if not num_rows or target.numel() % num_rows or not target.numel():
-        return 0, NONE, 0
+        return 0, NO_TOKEN, 0
     target_BL, counts_BL = target.view(num_rows, -1), counts.view(num_rows, -1)
     at_L = torch.arange(target_BL.shape[1], device=target.device)
     last_B1 = torch.where(counts_BL, at_L, -1).amax(1, keepdim=True).clamp(min=0)
@@ -79,13 +79,13 @@ def _gaps(
     """
     num_rows, length = ids_BT.shape
     if first_position is None or not num_rows or target.numel() % num_rows:
-        return 0, NONE, 0, 0
+        return 0, NO_TOKEN, 0, 0
     counts_BL = counts.view(num_rows, -1)
     # the target of a position is the token behind it
     first = first_position + 1
     num = min(counts_BL.shape[1], length - first)
     if num < 3:
-        return 0, NONE, 0, 0
+        return 0, NO_TOKEN, 0, 0
     counts_BL, next_BL = counts_BL[:, :num], ids_BT[:, first : first + num]
     gaps_BL = ~counts_BL[:, 1:-1] & counts_BL[:, :-2] & counts_BL[:, 2:]
     gap, gap_places = _most(next_BL[:, 1:-1], gaps_BL)
@@ -98,5 +98,5 @@ def _most(ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     bins = torch.zeros(_BINS, dtype=torch.int64, device=ids.device)
     bins.scatter_add_(0, ids.remainder(_BINS), counts.to(torch.int64))
     in_bin = counts & (ids.remainder(_BINS) == bins.argmax())
-    most = torch.where(in_bin, ids, NONE).amax()
+    most = torch.where(in_bin, ids, NO_TOKEN).amax()
     return most, ((ids == most) & counts).sum()
