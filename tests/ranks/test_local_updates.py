@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import types
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +12,24 @@ from torch import nn
 
 STEPS = 8
 BY_DESIGN = ("replica-drift", "gradient-not-reduced")
+
+
+def local_sgd_of(model):
+    """Accelerate's own, every third step. Its accelerator is stood in for: that needs a launch of its own."""
+    from accelerate.local_sgd import LocalSGD
+    from accelerate.utils import DistributedType
+
+    def reduce(x, reduction):
+        dist.all_reduce(x)
+        return x / dist.get_world_size()
+
+    accelerator = types.SimpleNamespace(
+        distributed_type=DistributedType.MULTI_CPU,
+        wait_for_everyone=dist.barrier,
+        autocast=contextlib.nullcontext,
+        reduce=reduce,
+    )
+    return LocalSGD(accelerator, model, 3)
 
 
 def train(rank, world, out, kind, plan):
@@ -32,6 +53,9 @@ def train(rank, world, out, kind, plan):
         optimizer = PostLocalSGDOptimizer(optim=optimizer, averager=averager)
     elif kind == "no-op":
         model.register_comm_hook(None, debugging_hooks.noop_hook)
+    elif kind == "accelerate":
+        model = nn.parallel.DistributedDataParallel(model)
+        local_sgd = local_sgd_of(model).__enter__()
     watch = trueline.watch(model, optimizer, out=out, plan=plan | {"every": 1, "params_every": 1}) if out else None
     losses = []
     for step in range(STEPS):
@@ -43,6 +67,8 @@ def train(rank, world, out, kind, plan):
         losses.append(loss.item())
         if kind == "averager":
             averager.average_parameters(model.parameters())
+        elif kind == "accelerate":
+            local_sgd.step()
         elif kind == "by hand" and step % 3 == 2:
             for param in model.parameters():
                 dist.all_reduce(param.data)
@@ -73,6 +99,7 @@ def checked(two, tmp_path, kind, plan):
         ("post-local fp16", {}, "fp16_compress_wrapper"),
         ("no-op", {}, "noop_hook"),
         ("averager", {}, "PeriodicModelAverager"),
+        ("accelerate", {}, "LocalSGD"),
         ("by hand", {"local_updates": True}, "the plan"),
     ],
 )

@@ -183,15 +183,22 @@ def _names_around(name: str) -> list[str]:
 
 
 _AVERAGERS = (
-    ("torch.distributed.algorithms.model_averaging.averagers", "PeriodicModelAverager"),
-    ("torch.distributed.algorithms.model_averaging.hierarchical_model_averager", "HierarchicalModelAverager"),
+    ("torch.distributed.algorithms.model_averaging.averagers", "PeriodicModelAverager", "average_parameters"),
+    (
+        "torch.distributed.algorithms.model_averaging.hierarchical_model_averager",
+        "HierarchicalModelAverager",
+        "average_parameters",
+    ),
+    # `step` is called where it is disabled, too.
+    ("accelerate.local_sgd", "LocalSGD", "_sync_and_avg_model_params"),
 )
+"""Module, class and method that averages the weights of replicas which update by themselves."""
 _patched: dict[str, PatchedCall] = {}
 
 
 class AveragingProbe(FactProbe):
-    """The fact ``local_updates``: the class of the averager of torch that was called, of those modules that the script
-    has imported by now, or that the Plan declares it; '' while neither.
+    """The fact ``local_updates``: the class of the averager of torch or of Accelerate that was called, of those modules
+    that the script has imported by now, or that the Plan declares it; '' while neither.
     """
 
     name = "averaging"
@@ -199,17 +206,15 @@ class AveragingProbe(FactProbe):
 
     def __init__(self) -> None:
         self._averager = ""
-        for module, name in _AVERAGERS:
-            if module in sys.modules:
-                patched = _patched.setdefault(
-                    name, PatchedCall(getattr(sys.modules[module], name), "average_parameters")
-                )
-                patched.add(self._at_average)
+        for module, name, method in _AVERAGERS:
+            averager = getattr(sys.modules.get(module), name, None)
+            if hasattr(averager, method):
+                _patched.setdefault(name, PatchedCall(averager, method)).add(self._at_average)
 
     @property
     def between(self) -> tuple[Moment, ...]:
         """All, where there is an averager to be called."""
-        return self.moments if any(module in sys.modules for module, _ in _AVERAGERS) else ()
+        return self.moments if any(module in sys.modules for module, *_ in _AVERAGERS) else ()
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         step.facts["local_updates"] = self._averager or ("the plan" if step.plan.local_updates else "")
