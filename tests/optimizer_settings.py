@@ -76,20 +76,23 @@ def train(
     steps: int = STEPS,
     numel: int = NUMEL,
     tamper: Callable[[int, torch.optim.Optimizer, dict[str, Any]], None] | None = None,
+    shrinks: float = 1.0,
 ) -> Iterator[tuple[int, JudgedUpdate]]:
     """(step, its update, judged) of a tensor [numel] that is fitted to another in ``steps`` noisy steps, with clipping,
     and gradients that are ``SPIKE`` times as large at ``SPIKE_AT``. ``tamper`` is called between what is seen of an
-    update before and after, with the step, the optimizer and copies of what was there before.
+    update before and after, with the step, the optimizer and copies of what was there before. A parameter of zeros has
+    gradients that are as many times as small as ``shrinks`` says.
     """
     draw = torch.Generator().manual_seed(0)
     goal, start = (torch.randn(numel, generator=draw) * scale for scale in (0.1, 0.05))
+    start = start if shrinks == 1.0 else torch.zeros_like(start)
     param = torch.nn.Parameter(start.to(setting.dtype), requires_grad=False)  # else not differentiable
     optimizer = setting.make([param])
     for step in range(steps):
         noise = torch.randn(numel, generator=draw) * 10.0 ** torch.randint(-6, 0, (numel,), generator=draw)
         grad = (param.detach().float() - goal) * 0.1 + noise
         grad = grad * (SPIKE if step == SPIKE_AT else 1.0)
-        param.grad = (grad * min(1.0, MAX_NORM / float(grad.norm()))).to(setting.dtype)
+        param.grad = (grad * min(1.0, MAX_NORM / float(grad.norm())) * shrinks).to(setting.dtype)
         sample = UpdateSample(optimizer, _NO_LAYOUT, [ParamSlice(param, "w", 0, 0, 0, numel, None, param.shape)])
         sample.before()
         held = {"param": param.detach().clone(), **{k: v.clone() for k, v in optimizer.state.get(param, {}).items()}}

@@ -10,7 +10,7 @@ K elements of one slice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,16 +30,21 @@ PARAM, GRAD = "param", "grad"
 
 @dataclass(frozen=True)
 class Prediction:
-    """Values float64 [K] and the sum of the magnitudes of the terms that each is made of, float64 [K]."""
+    """Values float64 [K] and the sum of the magnitudes of the terms that each is made of, float64 [K]. ``root`` is what
+    a product that may be subnormal, and so has lost digits, is divided by.
+    """
 
     value: Array
     scale: Array
+    root: Array | float = np.inf
 
     def excess(self, measured: Array, unit: float, tiny: float) -> Array:
         """[K] difference over what rounding may explain, by the unit roundoff and the smallest number of the format;
         0 where nothing can be told, as one of both is not finite.
         """
         allowed = TOLERANCE * unit * self.scale + 2 * tiny
+        # Subnormal numbers are 2 u tiny apart: of gradients of 1e-37 Adam multiplies by its rate, then divides by eps.
+        allowed = allowed + 4 * unit * _ratio(np.full_like(self.scale, tiny), np.asarray(self.root))
         with np.errstate(invalid="ignore", over="ignore"):
             excess = np.abs(measured - self.value) / allowed
         is_finite = np.isfinite(measured) & np.isfinite(self.value) & np.isfinite(allowed)
@@ -132,7 +137,7 @@ def adam(inputs: UpdateInputs) -> dict[str, Prediction]:
         second = inputs.after["max_exp_avg_sq"]
     root = np.sqrt(second / (1 - power2)) + inputs.settings["eps"]
     move = -inputs.settings["lr"] / (1 - power1) * _ratio(inputs.after["exp_avg"], root)
-    return predicted | {PARAM: inputs.moved(move, times=inputs.doubt(power1, power2))}
+    return predicted | {PARAM: replace(inputs.moved(move, times=inputs.doubt(power1, power2)), root=root)}
 
 
 def sgd(inputs: UpdateInputs) -> dict[str, Prediction]:
@@ -162,7 +167,7 @@ def adagrad(inputs: UpdateInputs) -> dict[str, Prediction]:
     root = np.sqrt(inputs.after["sum"]) + inputs.settings["eps"]
     direction = Prediction(_ratio(grad.value, root), _ratio(grad.scale, root))
     total = Prediction(old + square.value, np.abs(old) + square.scale)
-    return {"sum": total, PARAM: _moved_by(inputs, rate, direction)}
+    return {"sum": total, PARAM: replace(_moved_by(inputs, rate, direction), root=root)}
 
 
 def rmsprop(inputs: UpdateInputs) -> dict[str, Prediction]:
@@ -186,7 +191,7 @@ def rmsprop(inputs: UpdateInputs) -> dict[str, Prediction]:
         predicted["momentum_buffer"] = Prediction(old + direction.value, np.abs(old) + direction.scale)
         new = inputs.after["momentum_buffer"]
         direction = Prediction(new, np.abs(new))
-    return predicted | {PARAM: _moved_by(inputs, lr, direction)}
+    return predicted | {PARAM: replace(_moved_by(inputs, lr, direction), root=root)}
 
 
 def adamax(inputs: UpdateInputs) -> dict[str, Prediction]:
@@ -198,7 +203,7 @@ def adamax(inputs: UpdateInputs) -> dict[str, Prediction]:
     return {
         "exp_avg": _average(inputs.state("exp_avg"), grad, 1 - beta1),
         "exp_inf": Prediction(largest, np.maximum(beta2 * inputs.state("exp_inf"), grad.scale + eps)),
-        PARAM: inputs.moved(move, times=inputs.doubt(power)),
+        PARAM: replace(inputs.moved(move, times=inputs.doubt(power)), root=inputs.after["exp_inf"]),
     }
 
 
@@ -219,7 +224,7 @@ def nadam(inputs: UpdateInputs) -> dict[str, Prediction]:
         "exp_avg": _average(inputs.state("exp_avg"), grad, 1 - beta1),
         "exp_avg_sq": _average(inputs.state("exp_avg_sq"), _square(grad), 1 - beta2),
         "mu_product": _sum(inputs.values.get("mu_product", np.ones_like(product)) * mu),
-        PARAM: Prediction(whole.value, whole.scale + np.nan_to_num(by_decay)),
+        PARAM: Prediction(whole.value, whole.scale + np.nan_to_num(by_decay), root),
     }
 
 

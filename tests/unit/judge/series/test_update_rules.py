@@ -27,6 +27,13 @@ def test_rounding_explains_every_form_of_every_optimizer(setting):
     assert worst > TOLERANCE if setting.broken else 0 < worst < TOLERANCE
 
 
+@pytest.mark.parametrize("rule", ["AdamW", "NAdam", "RMSprop", "Adagrad"])
+def test_gradients_near_the_least_number_lose_digits_in_each_product(rule):
+    """As those of the bias of a token that hardly ever comes, in a large vocabulary."""
+    worst = errors(Setting(rule, "foreach", torch.float32), steps=6, shrinks=1e-36)
+    assert 0 < max(worst.values()) < TOLERANCE
+
+
 def test_each_law_is_of_a_class_that_is_recognised():
     assert set(UPDATE_RULES) == set(PREDICTED_CLASSES)
 
