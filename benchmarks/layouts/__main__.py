@@ -122,7 +122,7 @@ def _found(path: Path, fault: str, bad: tuple[int, ...]) -> str:
 def _serious(path: Path) -> list[tuple[str, tuple[int, ...]]]:
     import trueline
 
-    return [(one.code, one.ranks) for one in trueline.check(path).findings if one.severity != "info"]
+    return [(one.code, one.ranks) for one in trueline.check(path).findings if one.is_grave]
 
 
 def _page(kept: dict[str, Any]) -> str:

@@ -512,7 +512,7 @@ def main() -> None:
             if found is None:
                 continue
             counts[kind]["judged"] += 1
-            alarms = [each for each in found if each.severity != "info"]
+            alarms = [each for each in found if each.is_grave]
             counts[kind]["alarms"] += bool(alarms)
             counts[kind]["remarks"] += len(found) > len(alarms)
             remarks += [(name, each.severity, each.claim) for each in found]

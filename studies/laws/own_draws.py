@@ -167,7 +167,7 @@ def main() -> None:
     for seed, (name, job) in enumerate(jobs):
         torch.manual_seed(seed)
         found = [each for each in said(job) if "called_at" in each.evidence]
-        num_alarms += any(each.severity != "info" for each in found)
+        num_alarms += any(each.is_grave for each in found)
         remarks += [(name, each.severity, each.claim) for each in found]
         print(seed, name, [each.claim for each in found], flush=True)
     power: list[tuple[str, ...]] = []

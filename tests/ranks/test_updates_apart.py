@@ -147,7 +147,7 @@ def test_evaluation_mode_on_one_rank_is_told_and_no_other_iteration(two, tmp_pat
     assert run.live_findings == []
     assert run.pivot("num_micro")[0].tolist() == [[1, 1]] * STEPS
     assert {len(digests) for digests in run.lists("sample_digests").values()} == {4}
-    found = {one.code: one for one in trueline.check(run).findings if one.severity != "info"}
+    found = {one.code: one for one in trueline.check(run).findings if one.is_grave}
     assert set(found) == {"rank-config-differs"}
     assert found["rank-config-differs"].step_first == TRIGGER
     assert "evaluation mode is 0 on rank 0 and" in found["rank-config-differs"].claim
@@ -216,4 +216,4 @@ def test_collectives_that_ranks_come_to_at_other_times_are_no_update(three, tmp_
     import trueline
 
     three.run(train_by_hand, str(tmp_path / "run"), "flat", 1, True)
-    assert [f.claim for f in trueline.check(tmp_path / "run").findings if f.severity != "info"] == []
+    assert [f.claim for f in trueline.check(tmp_path / "run").findings if f.is_grave] == []

@@ -95,7 +95,7 @@ def drifting(attached, tmp_path_factory):
 
 
 def test_copies_on_parts_of_a_model_that_part_are_found_in_the_groups_together(drifting):
-    (finding,) = [one for one in trueline.check(drifting).findings if one.severity != "info"]
+    (finding,) = [one for one in trueline.check(drifting).findings if one.is_grave]
     assert (finding.code, finding.severity, finding.ranks) == ("replica-drift", "warning", (0, 1, 2, 3))
     assert finding.evidence["names"] == ["layers.0.norm.weight"]
     assert (finding.evidence["last_equal"], finding.evidence["first_different"]) == (4, 5)
@@ -127,7 +127,7 @@ def test_a_run_beside_it_of_another_start_is_not_taken_for_a_group(drifting, tmp
 def test_a_replica_of_an_expert_that_is_not_reduced_is_found_among_its_replicas(tmp_path):
     with Ranks(6) as ranks:
         watched(ranks, "ep_hand", tmp_path / "run", steps=4, fault="expert not reduced", bad=(2,))
-    (finding,) = [one for one in trueline.check(tmp_path / "run").findings if one.severity != "info"]
+    (finding,) = [one for one in trueline.check(tmp_path / "run").findings if one.is_grave]
     assert (finding.code, finding.ranks) == ("replica-drift", (2,))
     assert all(".expert." in name for name in finding.evidence["names"])
 

@@ -105,7 +105,7 @@ def found(ranks, out, kind):
 
 def test_copies_that_another_factor_clips_on_one_part_part_at_the_first_update(ranks, tmp_path):
     report = found(ranks, tmp_path / "run", "clipped")
-    (finding,) = [one for one in report.findings if one.severity != "info"]
+    (finding,) = [one for one in report.findings if one.is_grave]
     assert (finding.code, finding.severity) == ("replica-drift", "warning")
     assert (finding.evidence["last_equal"], finding.evidence["first_different"]) == (0, 1)
     names = set(finding.evidence["names"])
@@ -116,7 +116,7 @@ def test_copies_that_another_factor_clips_on_one_part_part_at_the_first_update(r
 
 
 def test_a_copy_that_moved_with_the_others_and_is_then_written_to_is_dated(ranks, tmp_path):
-    (finding,) = [one for one in found(ranks, tmp_path / "run", "written").findings if one.severity != "info"]
+    (finding,) = [one for one in found(ranks, tmp_path / "run", "written").findings if one.is_grave]
     assert (finding.code, finding.evidence["names"][0]) == ("replica-drift", "1.0.norm.weight")
     assert (finding.evidence["last_equal"], finding.evidence["first_different"]) == (5, 6)
     assert "received" not in finding.claim
@@ -125,7 +125,7 @@ def test_a_copy_that_moved_with_the_others_and_is_then_written_to_is_dated(ranks
 @pytest.mark.parametrize("kind", ["healthy", "ensemble"])
 def test_what_is_cut_and_models_that_train_apart_are_not_compared(ranks, tmp_path, kind):
     report = found(ranks, tmp_path / "run", kind)
-    assert [one.code for one in report.findings if one.severity != "info"] == []
+    assert [one.code for one in report.findings if one.is_grave] == []
     assert ("replica-drift" in report.checks_run) == (kind == "healthy" or len(report.judged.ranks) == 4)
     if kind == "healthy":
         assert report.verdict.word == "No fault found"
