@@ -128,7 +128,8 @@ def read_twice(run: Run) -> tuple[str, Any] | None:
         return None
     digests_D = epochs[0].digests
     num_again = len(digests_D) - len(np.unique(digests_D))
-    if not num_again:
+    # A weighted sampler draws with replacement, as it is meant to.
+    if not num_again or _loader(run).get("sampler") == "WeightedRandomSampler":
         return None
     text = f"{num_again:,} of {counted(len(digests_D), 'sample')} of the first epoch were read before in that epoch"
     return text, {"again": num_again, "samples": len(digests_D)}

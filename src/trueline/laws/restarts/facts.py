@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from trueline.judge.facts.fact import Mark, Subject
 from trueline.laws.restarts.taken_over import TakenOver, ranks_at, taken_over
 from trueline.schema.text.words import counted, listed
@@ -40,11 +42,17 @@ def _states_as_left(start: TakenOver) -> bool | None:
 
 
 def _rates_as_left(run: Run, start: TakenOver) -> bool | None:
-    """Whether the first update has the learning rates of the last one before; None where one of them is unknown."""
-    steps = [start.step - 1, start.step]
-    rows = run.lists("lr", steps=steps, ranks=[start.rank])
-    before, after = (rows.get((step, start.rank)) for step in steps)
-    return None if before is None or after is None else before.tolist() == after.tolist()
+    """Whether the learning rates of the first update differ from those of the last one before by no more than those of
+    two updates elsewhere, which a schedule moves; None where one of them is unknown.
+    """
+    rows = {step: rates_K for (step, _), rates_K in run.lists("lr", ranks=[start.rank]).items()}
+    changes = {
+        step: float(np.abs(rates_K - rows[step - 1]).max(initial=0.0))
+        for step, rates_K in rows.items()
+        if step - 1 in rows and len(rows[step - 1]) == len(rates_K)
+    }
+    at_start = changes.pop(start.step, None)
+    return None if at_start is None else at_start <= max(changes.values(), default=0.0)
 
 
 def _begins_otherwise(starts: Sequence[Mapping[str, Any]]) -> bool:

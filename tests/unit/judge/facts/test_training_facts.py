@@ -79,7 +79,6 @@ def test_what_may_be_unusual_of_a_training_is_marked(trained):
         "rate-zero",
         "all-calls-clip",
         "loss-did-not-fall",
-        "loss-not-below-constant",
     }
 
 
