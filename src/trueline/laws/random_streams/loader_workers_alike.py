@@ -47,6 +47,7 @@ class Noisy(Dataset):
 Right:
 
 ```python
+class Noisy(Dataset):
     def __getitem__(self, i):
         return self.x[i] + np.random.normal(size=20)  # which torch seeds in each worker
 ```

@@ -35,7 +35,7 @@ Wrong:
 
 ```python
 decayed = {p for n, p in model.named_parameters() if "weight" in n}  # a set has another order in each process
-optimizer = AdamW([{"params": list(decayed)}, …])
+optimizer = AdamW([{"params": list(decayed)}, {"params": others, "weight_decay": 0.0}])
 optimizer.load_state_dict(checkpoint["optimizer"])
 ```
 
@@ -43,7 +43,7 @@ Right:
 
 ```python
 decayed = [p for n, p in model.named_parameters() if "weight" in n]
-optimizer = AdamW([{"params": decayed}, …])
+optimizer = AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}])
 optimizer.load_state_dict(checkpoint["optimizer"])
 ```
 """

@@ -57,6 +57,7 @@ from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.laws.schedule.followed import Followed, followed
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 
 CODE = "schedule-length"
@@ -119,7 +120,7 @@ def _finding(run: Run, schedule: Followed, name: str, num_updates: int) -> Findi
     ends = (
         f"is at its end at update {end:.0f} of the {num_updates} that {name} declares."
         if early
-        else f"at the last of the {num_updates} updates that {name} declares it is at its step "
+        else f"at the last of the {counted(num_updates, 'update')} that {name} declares it is at its step "
         f"{num_updates * schedule.pace:.0f} of {schedule.length}."
     )
     return Finding(
