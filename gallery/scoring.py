@@ -97,7 +97,7 @@ class Stage:
             found, diagnosis = self._diagnosed(entry)
         except TruelineError as error:
             return judge(entry, [], alarms, failures | {"faulty": str(error)})
-        judged = judge(entry, [finding for finding in found if finding.is_grave], alarms, failures)
+        judged = judge(entry, [finding for finding in found if counts(entry, finding)], alarms, failures)
         answer = answer_on(entry, diagnosis)
         if answer is None:
             return judged
@@ -137,7 +137,7 @@ class Stage:
 
     def _findings(self, entry: Entry, variant: Variant, failures: dict[Variant, str]) -> list[Finding]:
         try:
-            return [finding for finding in self.run(entry, variant) if finding.is_grave]
+            return [finding for finding in self.run(entry, variant) if counts(entry, finding)]
         except TruelineError as error:
             failures[variant] = str(error)
             return []
@@ -176,6 +176,13 @@ def run_gallery(
             scores[entry.id] = stage.score(entry)
             heard(scores[entry.id])
     return [scores[entry.id] for entry in entries]
+
+
+def counts(entry: Entry, finding: Finding) -> bool:
+    """True of errors and warnings, and of what is to confirm where the entry is of that very mistake."""
+    wanted = entry.must_find if isinstance(entry, Fault) else ()
+    is_wanted = any(finding.code in codes.split("|") for codes in wanted)
+    return finding.is_grave or (finding.severity == "confirm" and is_wanted)
 
 
 def judge(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from gallery.entry import Entry, Reference, Variant, all_entries, num_ranks, train_on_rank
+from gallery.scoring import counts
 from gallery.witness import Witness
 
 import trueline
@@ -60,7 +61,7 @@ def watched(ranks_of: RanksOf, tmp_path_factory: pytest.TempPathFactory) -> Call
             if entry.reference is not None and entry.reference not in references:
                 references[entry.reference] = trained(entry, "reference")[1]
             diagnosis = trueline.diagnose(out, ref=references[entry.reference] if entry.reference else None)
-            findings = [finding for finding in diagnosis.report.findings if finding.is_grave]
+            findings = [finding for finding in diagnosis.report.findings if counts(entry, finding)]
             runs[entry.id, variant] = Watched(witnesses, findings, diagnosis)
         return runs[entry.id, variant]
 

@@ -33,6 +33,11 @@ def run(tmp_path_factory):
     return out
 
 
+@pytest.fixture(autouse=True)
+def unwrapped(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def rated(monkeypatch, rows):
     monkeypatch.setattr(fact, "base_rates", lambda: rows)
 
