@@ -15,16 +15,18 @@ from trueline.store.reader import Run
 
 def plan_in_force(run: Run) -> Plan:
     """The Plan that the ranks follow now; the default one where the job has not begun to train."""
-    plans = run.manifest.plans
-    return Plan.load(_current_keys(plans[-1].plan if plans else run.manifest.plan))
+    return Plan.load(_current_keys(_recorded_keys(run)))
 
 
 def confirmed_ids(run: Run) -> frozenset[str]:
-    """Ids of things to confirm that somebody confirmed, in the Plan in force or in the plan file beside it."""
-    ids = set(plan_in_force(run).confirmed)
+    """Ids of things to confirm that somebody confirmed, in the Plan in force or in the plan file beside it. A Plan that
+    is damaged, or of another version, confirms what can be read of it: whether the Run is judged must not depend on it.
+    """
+    asked: dict[str, Any] = {}
     with contextlib.suppress(OSError, PlanError):  # no file, or one that its job does not follow either
-        ids.update(_asked_keys(run).get("confirmed", ()))
-    return frozenset(ids)
+        asked = _asked_keys(run)
+    lists = [keys.get("confirmed") for keys in (_recorded_keys(run), asked)]
+    return frozenset(name for names in lists if isinstance(names, list) for name in names if isinstance(name, str))
 
 
 def confirm(run: Run, ids: Iterable[str]) -> None:
@@ -49,6 +51,12 @@ def _asked_keys(run: Run) -> dict[str, Any]:
     """Keys of the plan file; none where there is no file."""
     path = plan_path(os.fspath(run.path))
     return read_changes(path) if os.path.isfile(path) else {}
+
+
+def _recorded_keys(run: Run) -> dict[str, Any]:
+    """Keys of the Plan that the manifest has as the last."""
+    plans = run.manifest.plans
+    return plans[-1].plan if plans else run.manifest.plan
 
 
 def _require_running(run: Run) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from trueline.cli.options import LATEST, Json, Ref, RunPath
-from trueline.judge.run_verdict import MOST_TO_CONFIRM
 from trueline.schema.site import SITE_FORM
 
 if TYPE_CHECKING:
@@ -94,6 +93,8 @@ def print_report(console: Console, report: CheckReport, *, all_reasons: bool = F
 
 def confirm_lines(report: CheckReport) -> list[str]:
     """What is to confirm, the rarest first, and how to say that it is meant; [] where there is nothing."""
+    from trueline.judge.run_verdict import MOST_TO_CONFIRM
+
     shown = report.to_confirm[:MOST_TO_CONFIRM]
     if not shown:
         return []

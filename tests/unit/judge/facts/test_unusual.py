@@ -1,6 +1,7 @@
 """A fact that few healthy trainings have is to confirm, until somebody does."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from trueline.cli.main import app
 from trueline.judge.facts import base_rates, fact, training_facts
 from trueline.judge.facts.base_rates import BaseRate
 from trueline.schema.law import Law
+from trueline.store.plan_change import confirmed_ids
 
 ROW = BaseRate(trainings=140, showing=3, at_most=0.054)
 
@@ -151,3 +153,18 @@ def test_facts_of_a_law_that_cannot_be_loaded_leave_the_others(monkeypatch, capl
     monkeypatch.setattr(training_facts, "installed_laws", lambda: (broken,))
     assert training_facts.all_subjects.__wrapped__() == training_facts.SUBJECTS
     assert "cannot be loaded from 'trueline.laws.clipping.gone': ModuleNotFoundError" in caplog.text
+
+
+@pytest.mark.parametrize("text", ['{"confirmed": null}', '{"confirmed": 3}', '{"confirmed": [["a"], 1]}', "{", "[]"])
+def test_a_plan_file_that_cannot_be_read_confirms_nothing_and_the_run_is_judged(run, tmp_path, monkeypatch, text):
+    rated(monkeypatch, {"rate-zero": ROW})
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "plan.json").write_text(text)
+    assert [finding.id for finding in trueline.check(copy).to_confirm] == ["unusual.rate-zero"]
+
+
+def test_a_plan_of_another_version_does_not_stand_in_the_way_of_judging(run, monkeypatch):
+    opened = trueline.open_run(run)
+    monkeypatch.setattr(opened.manifest, "plan", {"preset": "of tomorrow", "confirmed": ["unusual.rate-zero"]})
+    monkeypatch.setattr(opened.manifest, "plans", [])
+    assert confirmed_ids(opened) == {"unusual.rate-zero"}
