@@ -121,7 +121,8 @@ class LeafProbe:
         if not any(identity in name_of for identity in graph.leaves):
             return {}
         unregistered = {identity: leaf for identity, leaf in graph.leaves.items() if identity not in name_of}
-        rows = self._placed(unregistered)[:MAX_OUTSIDE]
+        placed = self._placed(unregistered)
+        rows = _with_names(placed[:MAX_OUTSIDE])
         params = [leaf for leaf, _ in rows]
         position_of = {identity: number for number, identity in enumerate(name_of)}
         computed = [(node, param) for node, param in graph.computed if name_of.get(id(param))]
@@ -132,8 +133,8 @@ class LeafProbe:
         leaves = LossLeaves(
             of=len(graph.leaves) - len(unregistered),
             outside=tuple(replace(outside, again=_is_again(leaf, last)) for leaf, outside in rows),
-            num_outside=len(rows),
-            inputs=len(unregistered) - len(rows),
+            num_outside=len(placed),
+            inputs=len(unregistered) - len(placed),
             old=tuple(old),
             last_step=None if last is None else last.step,
             complete=graph.is_complete,
@@ -182,7 +183,6 @@ class LeafProbe:
             # An input, a penalty's interpolation, a perturbation: nothing is to train it.
             if holder == "nobody" and (not is_parameter or self._is_sharded):
                 continue
-            name = name or _called_by_others(leaf)
             optimizer = optimizer_of.get(identity, "")
             outside = OutsideLeaf(name, tuple(leaf.shape), holder, is_parameter, trains, optimizer, again=None)
             rows.append((leaf, outside))
@@ -328,14 +328,21 @@ def _way_to(module: nn.Module, around: Mapping[int, tuple[nn.Module, str]]) -> s
     return ".".join([type(module).__name__, *([clean_name(".".join(path[::-1]))] if path else [])])
 
 
-def _called_by_others(leaf: Tensor) -> str:
-    """``Trainer.log_vars``: what an object, or a module of Python, has it as; '' where none is known to."""
-    for owner in gc.get_referrers(leaf):
-        entries = owner if type(owner) is dict else attributes(owner)
-        name = next((key for key, value in list(entries.items()) if value is leaf and isinstance(key, str)), "")
-        if name:
-            return name if type(owner) is dict else f"{type(owner).__name__}.{name}"
-    return ""
+def _with_names(rows: Sequence[tuple[Tensor, OutsideLeaf]]) -> list[tuple[Tensor, OutsideLeaf]]:
+    """``rows`` with ``Trainer.log_vars`` for a tensor without a name: what an object, or a module of Python, has it as;
+    still '' where none is known to.
+    """
+    nameless = {id(leaf): leaf for leaf, outside in rows if not outside.name}
+    if not nameless:
+        return list(rows)
+    names: dict[int, str] = {}
+    # One call for all: it goes through all objects of the process.
+    for owner in gc.get_referrers(*nameless.values()):
+        is_dict = type(owner) is dict
+        for key, value in list((owner if is_dict else attributes(owner)).items()):
+            if id(value) in nameless and isinstance(key, str):
+                names.setdefault(id(value), key if is_dict else f"{type(owner).__name__}.{key}")
+    return [(leaf, replace(outside, name=outside.name or names.get(id(leaf), ""))) for leaf, outside in rows]
 
 
 def _in_optimizers() -> dict[int, str]:

@@ -1,6 +1,7 @@
 """weights-left-out, stale-weights: what the loss is computed from and nothing trains, or that was computed before."""
 
 import contextlib
+import gc
 import json
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import trueline
 from trueline.judge.facts.training_facts import read_facts
-from trueline.laws.leaves import stale_weights, weights_left_out
+from trueline.laws.leaves import probe, stale_weights, weights_left_out
 from trueline.laws.leaves.columns import LossLeaves, OutsideLeaf
 from trueline.schema.errors import CannotTell
 
@@ -264,3 +265,17 @@ def test_facts_say_what_is_outside_of_the_model(tmp_path):
     run = run_of(tmp_path / "run", {2: leaves(last_step=None), 8: leaves(outside=(held,))}, {8: [1]})
     (fact,) = [fact for fact in read_facts(run).facts if fact.name == "outside-model"]
     assert fact.value == {"outside": ["Head.weight"], "held": 1}
+
+
+def test_many_tensors_of_nobody_are_counted_and_the_heap_is_gone_through_once_a_look(tmp_path, monkeypatch):
+    scales = [nn.Parameter(torch.ones(1)) for _ in range(probe.MAX_OUTSIDE + 6)]
+    calls = []
+    referrers = gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *objects: calls.append(len(objects)) or referrers(*objects))
+    trained(tmp_path / "run", Net(lambda x: x * torch.cat(scales).prod()), steps=4)
+    ((_, text),) = trueline.open_run(tmp_path / "run").texts("loss_leaves").items()
+    looked_at = LossLeaves.from_json(text)
+    assert (looked_at.num_outside, looked_at.inputs) == (len(scales), 0)
+    assert len(looked_at.outside) == probe.MAX_OUTSIDE
+    assert calls.count(probe.MAX_OUTSIDE) == 1
+    assert 1 not in calls
