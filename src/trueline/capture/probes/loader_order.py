@@ -46,8 +46,8 @@ def samplers_of(loader: DataLoader[Any]) -> list[Any]:
 
 def splits_processes(sampler: Any) -> bool:
     """True for one like Accelerate's ``BatchSamplerShard``, which splits batches between processes."""
-    held = attributes(sampler)
-    return isinstance(held.get("num_processes"), int) and isinstance(held.get("process_index"), int)
+    fields = attributes(sampler)
+    return isinstance(fields.get("num_processes"), int) and isinstance(fields.get("process_index"), int)
 
 
 def declared_shuffle(loader: DataLoader[Any]) -> bool | None:
@@ -56,10 +56,10 @@ def declared_shuffle(loader: DataLoader[Any]) -> bool | None:
     """
     if isinstance(loader.dataset, IterableDataset):
         # the sampler that torch gives a stream is endless and the same for all: it tells nothing of an order
-        said = [_stream_says(stream) for stream in _streams(loader.dataset)]
+        declarations = [_stream_says(stream) for stream in _streams(loader.dataset)]
     else:
-        said = [_sampler_says(sampler) for sampler in samplers_of(loader)]
-    return True if True in said else False if False in said else None
+        declarations = [_sampler_says(sampler) for sampler in samplers_of(loader)]
+    return True if True in declarations else False if False in declarations else None
 
 
 def order_state(loader: DataLoader[Any]) -> str:
@@ -90,8 +90,8 @@ def _generator_state(generator: torch.Generator | None) -> str:
 
 
 def _sampler_says(sampler: Any) -> bool | None:
-    if (said := _flag_says(sampler)) is not None:
-        return said
+    if (flag := _flag_says(sampler)) is not None:
+        return flag
     if isinstance(sampler, _DRAWING) or _is_named_so(sampler):
         return True
     if isinstance(sampler, SequentialSampler):
@@ -101,11 +101,11 @@ def _sampler_says(sampler: Any) -> bool | None:
 
 
 def _stream_says(stream: Any) -> bool | None:
-    held = attributes(stream)
-    if held.get("_shuffling") is not None:  # of the library datasets
+    fields = attributes(stream)
+    if fields.get("_shuffling") is not None:  # of the library datasets
         return True
-    if (said := _flag_says(stream)) is not None:
-        return said
+    if (flag := _flag_says(stream)) is not None:
+        return flag
     return True if _is_named_so(stream) else None
 
 
@@ -127,7 +127,7 @@ def _streams(stream: Any) -> Iterator[Any]:
     """The stream, and those that it reads."""
     for _ in range(2 * MAX_DEPTH):
         yield stream
-        held = attributes(stream)
-        stream = next((held[name] for name in _INNER if held.get(name) is not None), None)
+        fields = attributes(stream)
+        stream = next((fields[name] for name in _INNER if fields.get(name) is not None), None)
         if stream is None:
             return

@@ -22,7 +22,7 @@ from trueline.capture.model.contents import attributes, elements
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _HOLDERS = ("dataset", "datasets", "transform", "transforms", "target_transform", "augment", "augmentation")
 """Attributes in which a data set keeps what it reads from or changes its samples by."""
-_READ = ("__getitem__", "__getitems__", "__call__", "forward")
+_READING_METHODS = ("__getitem__", "__getitems__", "__call__", "forward")
 _SEEDS = {"seed", "manual_seed", "seed_everything", "set_seed", "default_rng", "RandomState", "seed_all", "Generator"}
 _VARIES = {"initial_seed", "get_worker_info", "urandom", "time", "time_ns", "SeedSequence", "getpid", "getrandbits"}
 """Names by which a seed is another one in each worker."""
@@ -41,11 +41,11 @@ def copied_generators(loader: DataLoader[Any]) -> list[str]:
         return []
     copied: list[str] = []
     for holder in _holders(loader.dataset):
-        held = [name for name, value in attributes(holder).items() if issubclass(type(value), _GENERATORS)]
-        names = _names_of_reading(type(holder)) if held else set[str]()
+        fields = [name for name, value in attributes(holder).items() if issubclass(type(value), _GENERATORS)]
+        names = _names_of_reading(type(holder)) if fields else set[str]()
         if names & (_SEEDS | _VARIES):
             continue
-        copied += [f"{type(holder).__name__}.{name}" for name in held if name in names and name not in names_of_init]
+        copied += [f"{type(holder).__name__}.{name}" for name in fields if name in names and name not in names_of_init]
     return copied
 
 
@@ -69,28 +69,28 @@ def _several(argval: Any) -> tuple[Any, ...]:
 
 def _holders(dataset: Any) -> Iterator[Any]:
     """The data set, and what it keeps to read from or to change samples by."""
-    pending, seen = [dataset], set[int]()
-    while pending and len(seen) < _MAX_HOLDERS:
+    pending, visited = [dataset], set[int]()
+    while pending and len(visited) < _MAX_HOLDERS:
         holder = pending.pop(0)
-        if id(holder) in seen:
+        if id(holder) in visited:
             continue
-        seen.add(id(holder))
+        visited.add(id(holder))
         yield holder
-        held = attributes(holder)
+        fields = attributes(holder)
         for name in _HOLDERS:
-            value = held.get(name)
+            value = fields.get(name)
             if value is not None:
                 pending += elements(value) if issubclass(type(value), (list, tuple)) else [value]
 
 
 def _names_of_reading(kind: type) -> set[str]:
     """Names in the code that reads a sample, and in the methods of the class that it names."""
-    names, pending, seen = set[str](), list(_READ), set[str]()
-    while pending and len(seen) < _MAX_CODE:
+    names, pending, visited = set[str](), list(_READING_METHODS), set[str]()
+    while pending and len(visited) < _MAX_CODE:
         method = pending.pop()
-        if method in seen:
+        if method in visited:
             continue
-        seen.add(method)
+        visited.add(method)
         function = next((vars(base)[method] for base in kind.__mro__ if method in vars(base)), None)
         names_of_method = _names(function) if isinstance(function, FunctionType) else None
         if names_of_method:

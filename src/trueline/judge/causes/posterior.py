@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from trueline.judge.causes.cause import Cause
-from trueline.judge.causes.signs import FACT, Signs
+from trueline.judge.causes.signs import Signs, is_fact
 from trueline.judge.facts.base_rates import base_rates
 from trueline.schema.law import facts_of
 
@@ -107,7 +107,7 @@ def explained_by(cause: Cause, sign: str, signs: Signs) -> bool:
 
 
 def _log_ratio(cause: Cause, sign: str, signs: Signs) -> float:
-    if sign.startswith(f"{FACT}:"):
+    if is_fact(sign):
         return _fact_ratio(cause, sign, signs)
     if not _is_code(sign):
         chance = cause.chance(sign)
@@ -139,7 +139,7 @@ def _root(sign: str) -> str:
     """Root statistic of a sign: of a kind its code and kind; alternatives of who, when and how are one question
     each.
     """
-    if sign.startswith(f"{FACT}:"):
+    if is_fact(sign):
         return sign
     return (facts_of(sign).root or sign) if _is_code(sign) else sign.partition(":")[0]
 

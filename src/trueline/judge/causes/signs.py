@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 FACT = "fact"
 """Topic of signs that are facts of the training."""
+
 _SPLITTING_NOTHING = ("SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 """Samplers of torch.utils.data that know of no ranks."""
 
@@ -112,18 +113,23 @@ def signs_of(report: CheckReport, incident: Incident, known_signs: Collection[st
     return Signs(frozenset(fired), frozenset(silent), frozenset(hinted))
 
 
+def is_fact(sign: str) -> bool:
+    """True of a sign like ``fact:rate-zero``."""
+    return sign.startswith(f"{FACT}:")
+
+
 def _fact_signs(report: CheckReport) -> tuple[set[str], set[str]]:
     """Signs of the marks that apply to facts of the Run, and of those that do not though the Run tells the fact."""
     if report.facts is None:
         return set(), set()
     fired = {f"{FACT}:{mark}" for fact in report.facts.facts for mark in fact.marks}
-    told = {
+    known_marks = {
         f"{FACT}:{mark.name}"
         for subject in all_subjects()
         if subject.words not in report.facts.unknown
         for mark in subject.marks
     }
-    return fired, told - fired
+    return fired, known_marks - fired
 
 
 def _is_beside(info: Finding, findings: Sequence[Finding]) -> bool:

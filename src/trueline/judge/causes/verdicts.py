@@ -12,7 +12,7 @@ from trueline.judge.actions import record_step
 from trueline.judge.causes.cause import Cause
 from trueline.judge.causes.library import known_causes
 from trueline.judge.causes.posterior import UNKNOWN, exclusions, explained_by, hints, leading, posterior
-from trueline.judge.causes.signs import FACT, Signs, signs_of
+from trueline.judge.causes.signs import Signs, is_fact, signs_of
 from trueline.judge.causes.trial_signs import DECISIVE, PREFIX, TrialProposal, TrialSign, propose_trial
 from trueline.judge.incidents import Incident
 from trueline.schema.judged import NotRun
@@ -225,7 +225,7 @@ def _verdict(
     codes = [report.findings[index].code for index in incident.findings]
     because = [code for code in codes if code in cause.shows or explained_by(cause, code, signs)]
     weak = sorted(hints(cause, signs) - signs.fired)
-    marks = sorted(sign for sign in cause.shows if sign.startswith(f"{FACT}:") and sign in signs.fired)
+    marks = sorted(sign for sign in cause.shows if is_fact(sign) and sign in signs.fired)
     unlike = [code for code in codes if code not in because]
     missing = [
         (entry.check, entry.why) for entry in report.checks_not_run if entry.check in cause.codes or entry in untold

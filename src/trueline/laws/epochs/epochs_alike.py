@@ -87,20 +87,20 @@ ALIKE = 0.9
 
 @dataclass(frozen=True)
 class Pair:
-    """Two neighbouring epochs of a rank: ``common`` samples are in both and once in each, ``same`` of them at one
-    place; ``state`` is what both orders are drawn from, where that is known and one.
+    """Two neighbouring epochs of a rank: ``common`` samples are in both and once in each, ``at_one_place`` of
+    them at one place; ``state`` is what both orders are drawn from, where that is known and one.
     """
 
     first: Epoch
     second: Epoch
     common: int
-    same: int
+    at_one_place: int
     state: str
 
     @property
     def alike_by_values(self) -> bool:
         """True where samples tell that the order is one, whether or not that may be chance."""
-        return self.common > 0 and self.same >= ALIKE * self.common
+        return self.common > 0 and self.at_one_place >= ALIKE * self.common
 
     @property
     def alike_by_state(self) -> bool:
@@ -110,7 +110,7 @@ class Pair:
     @property
     def log_chance(self) -> float:
         """Ln of a bound of the probability that a shuffle leaves as many samples at their place."""
-        return -math.lgamma(self.same + 1)
+        return -math.lgamma(self.at_one_place + 1)
 
 
 def check(run: Run) -> list[Finding]:
@@ -187,9 +187,10 @@ def _finding(run: Run, alike: dict[int, list[Pair]], log_chance: float, all_pair
     state = next((pair.state for pair in pairs if pair.state), "")
     at_start = f" (each begins with {state})" if state.startswith("seed") else ""
     location = ranks_text(ranks, all_ranks=run.ranks)
-    who = "its stream" if data.get("stream") else str(data.get("sampler") or "the sampler")
+    shuffler = "its stream" if data.get("stream") else str(data.get("sampler") or "the sampler")
     claim = (
-        f"{_epochs_text(pairs, of_rank)} one order of samples on {location}{at_start}, and {who} declares to shuffle."
+        f"{_epochs_text(pairs, of_rank)} one order of samples on {location}{at_start}, and {shuffler} declares to "
+        "shuffle."
     )
     return Finding(
         code=CODE,
@@ -206,7 +207,7 @@ def _finding(run: Run, alike: dict[int, list[Pair]], log_chance: float, all_pair
         evidence={
             "kind": "same-values" if by_values else "same-state",
             "epochs": [[pair.first.number, pair.second.number] for pair in pairs[:100]],
-            "samples_at_one_place": sum(pair.same for pair in pairs),
+            "samples_at_one_place": sum(pair.at_one_place for pair in pairs),
             "samples_of_both": sum(pair.common for pair in pairs),
         },
         next=_advice(data, state),

@@ -84,7 +84,7 @@ class _Alike(NamedTuple):
     fact: InputFact
     ranks: tuple[int, ...]
     steps: tuple[int, ...]
-    beside: str
+    varied: str
     """An input that differs between the ranks."""
 
 
@@ -148,12 +148,12 @@ def _log_chance(values: Sequence[InputValue]) -> float:
     ranks and steps at random.
     """
     # the second rank has the same values, so that each of them is dealt twice
-    left = Counter({digest: 2 * number for digest, number in Counter(value.digest for value in values).items()})
+    remaining = Counter({digest: 2 * number for digest, number in Counter(value.digest for value in values).items()})
     num_places = 2 * len(values)
     log_chance = 0.0
     for value in values:
-        log_chance += math.log((left[value.digest] - 1) / (num_places - 1))
-        left[value.digest] -= 2
+        log_chance += math.log((remaining[value.digest] - 1) / (num_places - 1))
+        remaining[value.digest] -= 2
         num_places -= 2
     return log_chance
 
@@ -195,13 +195,13 @@ def _finding(run: Run, name: tuple[str, bool], alike: Sequence[_Alike]) -> Findi
     ranks = tuple(sorted({rank for tensor in alike for rank in tensor.ranks}))
     steps = sorted({step for tensor in alike for step in tensor.steps})
     subject = f"The target of {name[0]}" if name[1] else f"`{name[0]}`" if name[0] else "An input"
-    beside = f"their `{first.beside}` is" if first.beside else "their other inputs are"
+    varied = f"their `{first.varied}` is" if first.varied else "their other inputs are"
     is_drawn = "float" in first.fact.dtype or name[0].lower() in TIMES
     return Finding(
         code=CODE,
         severity="warning",
         claim=f"{subject} is bitwise the same on {ranks_text(ranks, all_ranks=run.ranks)} at all "
-        f"{counted(len(steps), 'step')} that were looked at, while {beside} not.",
+        f"{counted(len(steps), 'step')} that were looked at, while {varied} not.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],

@@ -36,7 +36,7 @@ def takeovers(run: Run) -> tuple[str, Any] | None:
 
 def _states_as_left(start: TakenOver) -> bool | None:
     """None where nobody looked at them as the start before ended."""
-    if start.left is None:
+    if start.states_left is None:
         return None
     return not (start.moved_states or start.missing_states or start.other_states)
 

@@ -73,7 +73,7 @@ StatesFault = Literal["moved", "gone", "other"]
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each start with other states; raises ``CannotTell`` where none can be compared."""
-    starts = [start for start in taken_over(run) if start.left is not None]
+    starts = [start for start in taken_over(run) if start.states_left is not None]
     if not starts:
         raise CannotTell("no states of an optimizer were looked at when the start before ended")
     findings: list[Finding] = []
@@ -101,7 +101,7 @@ def _finding(fault: StatesFault, starts: Sequence[TakenOver]) -> Finding:
     names = _names(first, fault)
     ranks = tuple(start.rank for start in starts)
     location = f"on {ranks_text(ranks)}"
-    num = len({param for by_param in (first.left or {}).values() for param in by_param})
+    num = len({param for by_param in (first.states_left or {}).values() for param in by_param})
     whose = f"all {counted(num, 'parameter')}" if len(names) == num else named_some(names)
     pairs = [f"those of {name} are what {source} had" for name, source in first.moved_states.items()]
     says = {

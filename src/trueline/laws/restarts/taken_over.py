@@ -19,16 +19,16 @@ States = Mapping[str, Mapping[str, str]]
 @dataclass(frozen=True)
 class TakenOver:
     """One rank at the start that goes on from ``step``. ``weights`` are names and pairs of digests, as they were left
-    and as they are; ``initial`` those that the Run first began with. ``left`` and ``taken`` are the states of the
-    optimizer, None where nobody looked as watching ended; ``taken`` is empty where it held none.
+    and as they are; ``initial`` those that the Run first began with. ``states_left`` and ``states_taken`` are those of
+    the optimizer: None where nobody looked as watching ended, and empty where it held none.
     """
 
     step: int
     rank: int
     weights: Mapping[str, tuple[int, int]]
     initial: Mapping[str, int]
-    left: States | None
-    taken: States
+    states_left: States | None
+    states_taken: States
 
     @cached_property
     def other_weights(self) -> list[str]:
@@ -45,31 +45,31 @@ class TakenOver:
     def moved_states(self) -> Mapping[str, str]:
         """Parameters with states that others had, and which: by all states of one name that differ."""
         moves: dict[str, str] = {}
-        for state, left in (self.left or {}).items():
+        for state, by_param in (self.states_left or {}).items():
             owners: defaultdict[str, list[str]] = defaultdict(list)
-            for param, digest in left.items():
+            for param, digest in by_param.items():
                 owners[digest].append(param)
-            for param, digest in self.taken.get(state, {}).items():
+            for param, digest in self.states_taken.get(state, {}).items():
                 # States of zeros, or of parameters that are one, are alike without having moved.
-                if param in left and digest != left[param] and len(owners[digest]) == 1:
+                if param in by_param and digest != by_param[param] and len(owners[digest]) == 1:
                     moves[param] = owners[digest][0]
         return moves
 
     @cached_property
     def missing_states(self) -> list[str]:
         """Parameters that had states and have none."""
-        left = {param for by_param in (self.left or {}).values() for param in by_param}
-        return [param for param in sorted(left) if not any(param in by_param for by_param in self.taken.values())]
+        params = {param for by_param in (self.states_left or {}).values() for param in by_param}
+        return sorted(params - {param for by_param in self.states_taken.values() for param in by_param})
 
     @cached_property
     def other_states(self) -> list[str]:
         """Parameters whose states are others, and not those of another parameter."""
-        left = self.left or {}
+        states_left = self.states_left or {}
         params = {
             param
-            for state, by_param in self.taken.items()
+            for state, by_param in self.states_taken.items()
             for param, digest in by_param.items()
-            if left.get(state, {}).get(param, digest) != digest
+            if states_left.get(state, {}).get(param, digest) != digest
         }
         return [param for param in sorted(params) if param not in self.moved_states]
 
@@ -96,14 +96,14 @@ def taken_over(run: Run) -> list[TakenOver]:
             initial = (
                 {} if first is None or len(first) != len(names) else dict(zip(names, map(int, first), strict=True))
             )
-            left = closing_states.get((step - 1, rank))
+            text = closing_states.get((step - 1, rank))
             starts.append(
                 TakenOver(
                     step,
                     rank,
                     dict(zip(names, zip(before, after, strict=True), strict=True)),
                     initial,
-                    None if left is None else json.loads(left),
+                    None if text is None else json.loads(text),
                     json.loads(opening_states.get((step, rank), "{}")),
                 )
             )

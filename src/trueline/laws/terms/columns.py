@@ -68,13 +68,13 @@ class LossTerm:
     loss: float
     all_times: tuple[float, ...]
     all_over: tuple[float, ...]
-    times: tuple[float, ...]
-    over: tuple[float, ...]
+    multipliers: tuple[float, ...]
+    divisors: tuple[float, ...]
 
     @property
     def factor(self) -> float:
         """By what it is multiplied by itself, beside what the whole loss is."""
-        return math.prod(self.times) / math.prod(self.over)
+        return math.prod(self.multipliers) / math.prod(self.divisors)
 
     @property
     def common(self) -> float:
@@ -93,5 +93,5 @@ def terms_of(row: Sequence[float]) -> Iterator[LossTerm]:
             for first, end in zip(starts, ends, strict=True)
         ]
         name = FUNCTIONS[int(function)] if int(function) < len(FUNCTIONS) else ""
-        known = (None if math.isnan(targets) else targets, None if math.isnan(value) else value)
-        yield LossTerm(int(number), name, int(alike), *known, loss, *sides)
+        measured = (None if math.isnan(targets) else targets, None if math.isnan(value) else value)
+        yield LossTerm(int(number), name, int(alike), *measured, loss, *sides)

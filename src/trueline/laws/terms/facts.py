@@ -53,25 +53,26 @@ def _words(term: LossTerm, of_pass: Sequence[LossTerm]) -> str:
     alike = f"{term.alike} times " if term.alike > 1 else ""
     number = "" if value is None else f" {value:.4g}"
     targets = "" if term.targets is None else f" × {term.targets:.0f} targets"
-    return alike + name + number + targets + _factors(term.times, term.over)
+    return alike + name + number + targets + _factors(term.multipliers, term.divisors)
 
 
 def _value(term: LossTerm, of_pass: Sequence[LossTerm]) -> float | None:
     """The value of a term: measured, or, of the only one that was not, what it leaves of the whole loss."""
     if term.value is not None:
         return term.value
-    unknown = [other for other in of_pass if other.value is None]
+    unknown = [summand for summand in of_pass if summand.value is None]
     if len(unknown) > 1 or not term.factor * term.common:
         return None
     rest = term.loss / term.common
-    for other in of_pass:
-        if other.value is not None:
-            rest -= other.value * other.factor * other.alike * (1 if other.targets is None else other.targets)
+    for summand in of_pass:
+        if summand.value is not None:
+            number = summand.alike * (1 if summand.targets is None else summand.targets)
+            rest -= summand.value * summand.factor * number
     return rest / (term.factor * term.alike)
 
 
-def _factors(times: Sequence[float], over: Sequence[float]) -> str:
-    return "".join([f" × {factor:.4g}" for factor in times] + [f" / {divisor:.4g}" for divisor in over])
+def _factors(times: Sequence[float], divisors: Sequence[float]) -> str:
+    return "".join([f" × {factor:.4g}" for factor in times] + [f" / {divisor:.4g}" for divisor in divisors])
 
 
 SUBJECTS = (

@@ -164,14 +164,14 @@ def _padded(scalars: list[Scalar], size: int) -> list[Scalar]:
 
 def _on_host(row: Sequence[Scalar], awaited: list[Tensor]) -> list[float]:
     """The numbers of ``row`` that the host has; the others are added to ``awaited``."""
-    known: list[float] = []
+    host_numbers: list[float] = []
     for scalar in row:
         if isinstance(scalar, Tensor) and scalar.device.type != "cpu":
             awaited.append(scalar.to(torch.float64).reshape(()))
-            known.append(_AWAITED)
+            host_numbers.append(_AWAITED)
         else:
-            known.append(float(scalar))
-    return known
+            host_numbers.append(float(scalar))
+    return host_numbers
 
 
 def make_probe(parts: ProbeParts) -> LossTermsProbe:

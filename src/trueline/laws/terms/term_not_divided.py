@@ -150,8 +150,8 @@ def _divides(term: LossTerm, micros: int) -> bool:
     """Whether a term is divided by the micro-batches by itself. Of a regression only a quotient says so: 0.5 may be the
     weight of one of two.
     """
-    by_factor = term.function not in REGRESSIONS and any(_is(factor, 1 / micros) for factor in term.times)
-    return by_factor or any(_is(divisor, micros) for divisor in term.over)
+    by_factor = term.function not in REGRESSIONS and any(_is(factor, 1 / micros) for factor in term.multipliers)
+    return by_factor or any(_is(divisor, micros) for divisor in term.divisors)
 
 
 def _undivided(terms: Sequence[LossTerm], main: Sequence[LossTerm], micros: int) -> list[_Undivided]:
@@ -166,13 +166,13 @@ def _undivided(terms: Sequence[LossTerm], main: Sequence[LossTerm], micros: int)
         if term not in main:
             places[term.backward_pass, term.function] += 1
             others[term.function, places[term.backward_pass, term.function]].append(term)
-    divisors = {divisor for term in main for divisor in term.over}
+    divisors = {divisor for term in main for divisor in term.divisors}
     is_exact = all(term.targets is not None for term in main)
     return [
         _Undivided(main[0].function, of_passes[0], micros)
         for of_passes in others.values()
         if len(of_passes) == micros
-        and not any(_divides(term, micros) or divisors & set(term.over) for term in of_passes)
+        and not any(_divides(term, micros) or divisors & set(term.divisors) for term in of_passes)
         and not _is_shared(of_passes)
         and (is_exact or not any(_may_be_folded(term, micros) for term in of_passes))
     ]
@@ -180,16 +180,16 @@ def _undivided(terms: Sequence[LossTerm], main: Sequence[LossTerm], micros: int)
 
 def _by_itself(term: LossTerm) -> LossTerm:
     """A term that another backward pass is called on than the main one: what is of all of that loss is its own."""
-    times, over = (*term.all_times, *term.times), (*term.all_over, *term.over)
-    return replace(term, all_times=(), all_over=(), times=times, over=over)
+    multipliers, divisors = (*term.all_times, *term.multipliers), (*term.all_over, *term.divisors)
+    return replace(term, all_times=(), all_over=(), multipliers=multipliers, divisors=divisors)
 
 
 def _is_shared(of_passes: Sequence[LossTerm]) -> bool:
     """Whether a term is multiplied last by another number in each pass, as its share of the targets is one, or by
     numbers that add up to 1.
     """
-    last = {(term.times or term.over)[:1] for term in of_passes}
-    sums = (sum(factors) for factors in zip(*(term.times for term in of_passes), strict=False))
+    last = {(term.multipliers or term.divisors)[:1] for term in of_passes}
+    sums = (sum(factors) for factors in zip(*(term.multipliers for term in of_passes), strict=False))
     return len(last) > 1 or any(abs(total - 1) <= SUM for total in sums)
 
 
@@ -204,7 +204,7 @@ def _may_be_folded(term: LossTerm, micros: int) -> bool:
     """Whether a coefficient looks as one that was divided by the micro-batches before: times these it is shorter, or 1
     where it was another digit.
     """
-    digits = [(_digits(factor), _digits(factor * micros)) for factor in term.times]
+    digits = [(_digits(factor), _digits(factor * micros)) for factor in term.multipliers]
     return any(len(undone) < len(now) or (undone == "1" != now and len(now) == 1) for now, undone in digits)
 
 
@@ -246,5 +246,5 @@ def _finding(run: Run, by_key: Mapping[StepRank, _Undivided], divided: Sequence[
 
 def _factors_text(term: LossTerm) -> str:
     """`` (× 0.1 × 4)``; '' for a term by itself."""
-    words = [f"× {factor:.4g}" for factor in term.times] + [f"/ {divisor:.4g}" for divisor in term.over]
+    words = [f"× {factor:.4g}" for factor in term.multipliers] + [f"/ {divisor:.4g}" for divisor in term.divisors]
     return f" ({' '.join(words)})" if words else ""
