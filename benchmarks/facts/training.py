@@ -112,8 +112,11 @@ def one_of_each(trainings: Iterable[Training]) -> list[Training]:
 
 def _shaped(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What of the facts is how the job is made, and not what came of it."""
-    same = ("loader", "batch", "parameters", "tied", "weight-dtypes", "autocast")
+    same = ("loader", "batch", "tied", "weight-dtypes", "autocast")
     shape: dict[str, Any] = {name: facts.get(name) for name in same}
+    # Names of parts are not how many there are.
+    parameters = facts.get("parameters") or {}
+    shape["parameters"] = {key: value for key, value in parameters.items() if not key.endswith("_parts")}
     optimizer = facts.get("optimizer") or {}
     shape["optimizer"] = optimizer.get("class")
     shape["groups"] = [

@@ -343,7 +343,7 @@ def check(
     facts = read_facts(opened)
     confirmed = confirmed_ids(opened)
     # The trainings that base rates are of went on for longer: what has just begun is like none of them.
-    unusual = unusual_findings(facts) if opened.steps.size >= FEWEST_STEPS_OF_ONE else []
+    unusual = unusual_findings(facts, findings) if opened.steps.size >= FEWEST_STEPS_OF_ONE else []
     findings = [_unless_confirmed(finding, confirmed) for finding in (*findings, *unusual)]
     findings = [
         replace(

@@ -55,12 +55,14 @@ class Fact:
 class Mark:
     """What of a fact may be unusual: ``applies`` is true of the ``value`` of a fact that has it. Its ``name`` is a row
     of the table of base rates (``base_rates.toml``): without a row it marks nothing. ``says`` makes a sentence of the
-    value where that of the fact does not stand by itself.
+    value where that of the fact does not stand by itself. Where one of the checks ``said_by`` finds something, that is
+    said and not the mark, so that nothing is to be confirmed twice.
     """
 
     name: str
     applies: Callable[[Any], bool]
     says: Callable[[Any], str] | None = None
+    said_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,37 @@ def parameters(run: Run) -> tuple[str, Any]:
     text = f"{counted(len(trained), 'parameter')} trained, of {amount} numbers on a rank"
     text += f"; {len(frozen)} frozen ({named_some(frozen)})" if frozen else "; none frozen"
     values: dict[str, Any] = {"trained": len(trained), "numbers": max(numbers), "frozen": len(frozen)}
-    return text, values | {"adapters": any(ADAPTER.search(name) is not None for name in trained)}
+    values["adapters"] = any(ADAPTER.search(name) is not None for name in trained)
+    if frozen:
+        values |= {"frozen_parts": _whole_parts(frozen, trained), "trained_parts": _whole_parts(trained, set(frozen))}
+    return text, values
+
+
+def frozen_parts(value: Mapping[str, Any]) -> str:
+    """``frozen: encoder and embed (40 of 44 parameters); trained: head``."""
+    total = counted(value["frozen"] + value["trained"], "parameter")
+    # Results of base rates that were read before have no parts.
+    frozen: list[str] = value.get("frozen_parts", [])
+    trained: list[str] = value.get("trained_parts", [])
+    text = f"{value['frozen']} of {total} are frozen"
+    text += f": {named_some([f'`{name}`' for name in frozen])}" if frozen else ""
+    return f"{text}; trained: {named_some([f'`{name}`' for name in trained])}" if trained else text
+
+
+def _whole_parts(names: Collection[str], other_names: Collection[str]) -> list[str]:
+    """The outermost modules all of whose parameters are among ``names``, and parameters that have no such module."""
+    around_others = {prefix for name in other_names for prefix in _prefixes(name)}
+    outermost = (
+        next((prefix for prefix in [*_prefixes(name), name] if prefix not in around_others), name)
+        for name in sorted(names)
+    )
+    return list(dict.fromkeys(outermost))
+
+
+def _prefixes(name: str) -> list[str]:
+    """Of ``a.b.c``: ``a`` and ``a.b``."""
+    path = name.split(".")
+    return [".".join(path[:length]) for length in range(1, len(path))]
 
 
 def adapters(run: Run) -> tuple[str, Any] | None:

@@ -59,7 +59,14 @@ SUBJECTS: tuple[Subject, ...] = (
         "model",
         "parameters",
         model.parameters,
-        (Mark("frozen-without-adapters", lambda value: value["frozen"] > 0 and not value["adapters"]),),
+        (
+            Mark(
+                "frozen-without-adapters",
+                lambda value: value["frozen"] > 0 and not value["adapters"],
+                model.frozen_parts,
+                said_by=("frozen-untrained",),
+            ),
+        ),
     ),
     Subject(
         "adapters",
@@ -81,7 +88,7 @@ SUBJECTS: tuple[Subject, ...] = (
         "model",
         "modules in evaluation mode",
         model.evaluation_modules,
-        (Mark("modules-in-evaluation-mode", lambda value: value["most"] > 0),),
+        (Mark("modules-in-evaluation-mode", lambda value: value["most"] > 0, said_by=("trains-in-evaluation",)),),
     ),
     Subject(
         "weight-dtypes",

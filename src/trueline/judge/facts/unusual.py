@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from trueline.judge.facts.base_rates import BaseRate
 from trueline.judge.facts.fact import Fact
-from trueline.judge.facts.training_facts import TrainingFacts
+from trueline.judge.facts.training_facts import TrainingFacts, all_subjects
 from trueline.schema.finding import UNUSUAL, Finding
 
 
-def unusual_findings(facts: TrainingFacts) -> list[Finding]:
-    """A finding of severity confirm for each mark that the table of base rates has as unusual."""
-    return [_finding(fact, mark, rate) for fact in facts.facts for mark, rate in fact.unusual.items()]
+def unusual_findings(facts: TrainingFacts, findings: Collection[Finding] = ()) -> list[Finding]:
+    """A finding of severity confirm for each mark that the table of base rates has as unusual, but for those that one
+    of ``findings`` says already.
+    """
+    codes = {finding.code for finding in findings if finding.severity != "info"}
+    said = {mark.name for subject in all_subjects() for mark in subject.marks if not codes.isdisjoint(mark.said_by)}
+    return [
+        _finding(fact, mark, rate) for fact in facts.facts for mark, rate in fact.unusual.items() if mark not in said
+    ]
 
 
 def _finding(fact: Fact, mark: str, rate: BaseRate) -> Finding:

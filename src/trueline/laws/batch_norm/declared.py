@@ -25,6 +25,7 @@ LAW = Law(
     columns=COLUMNS,
     of_updates=True,
     probes=("probe",),
+    answers={"facts": "facts.SUBJECTS"},
     checks={
         "batch-norm-differs": Code(),
     },

@@ -246,7 +246,7 @@ def mark(name):
 @pytest.mark.parametrize(
     ("name", "unusual", "usual"),
     [
-        ("frozen-without-adapters", {"frozen": 3, "adapters": False}, {"frozen": 3, "adapters": True}),
+        ("frozen-without-adapters", {"frozen": 3, "trained": 1, "adapters": False}, {"frozen": 3, "adapters": True}),
         ("frozen-without-adapters", {"frozen": 3, "adapters": False}, {"frozen": 0, "adapters": False}),
         ("parameters-without-gradient", {"without": ["head"]}, {"without": []}),
         ("modules-in-evaluation-mode", {"most": 2}, {"most": 0}),
@@ -344,3 +344,25 @@ def test_the_share_of_the_data_that_ranks_read(tmp_path):
     assert value == {"least": 0.4, "most": 0.4, "unread": 2, "data_set": 10, "epochs": 1}
     once = {key: row | {"epoch": 0} for key, row in rows.items()}
     assert data.shares(write_healthy_run(tmp_path / "once", once, envs=envs)) is None
+
+
+@pytest.mark.parametrize(
+    ("params", "frozen", "sentence"),
+    [
+        (
+            ["head.weight", "head.bias"],
+            ["bert.embed.weight", "bert.layers.0.weight"],
+            "2 of 4 parameters are frozen: `bert`; trained: `head`",
+        ),
+        (
+            ["bert.layers.1.weight", "head.weight"],
+            ["bert.embed.weight", "bert.layers.0.bias", "bert.layers.0.weight"],
+            "3 of 5 parameters are frozen: `bert.embed` and `bert.layers.0`; trained: `bert.layers.1` and `head`",
+        ),
+        (["0.weight"], ["0.bias"], "1 of 2 parameters are frozen: `0.bias`; trained: `0.weight`"),
+    ],
+)
+def test_what_is_frozen_is_named_by_its_outermost_parts(tmp_path, params, frozen, sentence):
+    env = rank_env(0, 1, params=params, param_shapes=[[2, 2]] * len(params), frozen=frozen)
+    facts = read_facts(write_healthy_run(tmp_path / "run", healthy_rows(1, 3), envs={0: env}))
+    assert next(fact for fact in facts.facts if fact.name == "parameters").marks["frozen-without-adapters"] == sentence

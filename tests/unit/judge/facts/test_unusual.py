@@ -120,6 +120,30 @@ def test_the_rarest_come_first_and_five_are_shown(run, monkeypatch):
     assert lines[6] == f"Meant? `trueline confirm {run} grad-accumulates`"
 
 
+@pytest.mark.parametrize(("severity", "is_said"), [("error", True), ("confirm", True), ("info", False)])
+def test_what_a_law_says_is_not_to_be_confirmed_twice(run, monkeypatch, severity, is_said):
+    from trueline.judge.facts.unusual import unusual_findings
+    from trueline.schema.finding import Finding
+
+    rated(monkeypatch, {"rate-zero": ROW})
+    marks = (fact.Mark("rate-zero", bool, said_by=("schedule-passed", "a-law")),)
+    subjects = tuple(
+        replace(each, marks=marks if each.name == "rate-zero" else ()) for each in training_facts.all_subjects()
+    )
+    monkeypatch.setattr("trueline.judge.facts.unusual.all_subjects", lambda: subjects)
+    facts = trueline.facts(run)
+    assert len(unusual_findings(facts, [Finding("of-something-else", severity, "Something else.")])) == 1
+    assert len(unusual_findings(facts, [Finding("a-law", severity, "The rate is 0.")])) == (not is_said)
+
+
+def test_every_check_that_says_a_mark_is_declared():
+    from trueline.schema.law import codes
+
+    assert {
+        code for each in training_facts.all_subjects() for mark in each.marks for code in mark.said_by
+    } <= codes().keys()
+
+
 def test_every_row_of_the_table_is_of_a_mark():
     from trueline.judge.facts.training_facts import all_subjects
 
