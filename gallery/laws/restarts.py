@@ -1,9 +1,10 @@
 """H2. A job is started again, and takes over other weights or states than it had left.
 
 Who had it: checkpoints of compiled or wrapped models whose names have a prefix and that are loaded with strict=False;
-optimizers whose parameters come from a set, or in other groups, so that each is given the states of another.
-Planted: a second start whose weights are not loaded; one whose optimizer has two layers in the other order.
-Twin: everything is loaded, in order.
+optimizers whose parameters come from a set, or in other groups, so that each is given the states of another; schedules
+that are made after the optimizer was loaded, and write their first rate into it.
+Planted: a second start whose weights are not loaded; one whose optimizer has two layers in the other order; one whose
+learning rate is the first one again. Twin: everything is loaded, in order.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def _model() -> nn.Module:
     return nn.Sequential(OrderedDict([*parts, ("rest", layers)]))
 
 
-def _restarted(ctx: EntryContext, *, loads_weights: bool = True, in_order: bool = True) -> nn.Module:
+def _restarted(
+    ctx: EntryContext, *, loads_weights: bool = True, in_order: bool = True, rate: float | None = None
+) -> nn.Module:
     problem = Regression()
     batches = batches_of(ctx, problem)
     model = _model()
@@ -45,6 +48,8 @@ def _restarted(ctx: EntryContext, *, loads_weights: bool = True, in_order: bool 
         params = later_optimizer.param_groups[0]["params"]
         params[0], params[2] = params[2], params[0]
     later_optimizer.load_state_dict(optimizer.state_dict())
+    for group in later_optimizer.param_groups:
+        group["lr"] = rate or group["lr"]
     watch = ctx.watch(later, later_optimizer, goes_on_from=AGAIN)
     return fit(ctx, problem, later, optimizer=later_optimizer, batches=batches, steps=STEPS - AGAIN, watch=watch)
 
@@ -57,6 +62,11 @@ def not_loaded(ctx: EntryContext, faulty: bool) -> nn.Module:
 def other_order(ctx: EntryContext, faulty: bool) -> nn.Module:
     """The optimizer has the weights of two layers in the other order."""
     return _restarted(ctx, in_order=not faulty)
+
+
+def first_rate(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """The learning rate is four times what it was."""
+    return _restarted(ctx, rate=0.012 if faulty else None)
 
 
 _fault = variants("H2", (), trains_differently, ranks=(0,), world_size=1, step=AGAIN, family=RESTARTS)
@@ -76,5 +86,11 @@ ENTRIES = (
         other_order,
         must_find=("restart-states",),
         causes=("states-out-of-order",),
+    ),
+    _fault(
+        "rate",
+        "the learning rate is another where the job is started again",
+        first_rate,
+        must_find=("restart-rate",),
     ),
 )

@@ -106,13 +106,17 @@ class HeldBatch:
 @dataclass(frozen=True)
 class Reread:
     """Stretch from step ``first``, where the job was started again, to ``last``: the rank had read its ``samples`` from
-    step ``like`` on, in that order.
+    step ``like`` on, in that order, in the start ``like_start`` (from 1) of the job. ``read`` are all samples that it
+    read since ``first``, ``batches_before`` the batches that ``like_start`` had read before these.
     """
 
     first: int
     last: int
     like: int
     samples: int
+    like_start: int
+    read: int
+    batches_before: int | None
 
 
 def read_batches(run: Run, ranks: Sequence[int]) -> dict[int, list[Batches]]:
@@ -276,8 +280,23 @@ def find_reread(before: Sequence[Batches], now: Batches, *, tests: int) -> Rerea
     for start in reversed(np.flatnonzero(old == new[0])[-_MOST_STARTS:].tolist()):
         length = _common_length(old[start:], new)
         if log_p[length - 1] <= math.log(ALARM_LEVEL):
-            return Reread(int(new_steps[0]), int(new_steps[length - 1]), int(old_steps[start]), length)
+            like_start, batches_before = _position(before, start)
+            span = int(new_steps[0]), int(new_steps[length - 1]), int(old_steps[start])
+            return Reread(*span, length, like_start, len(new), batches_before)
     return None
+
+
+def _position(starts: Sequence[Batches], sample: int) -> tuple[int, int | None]:
+    """The start (from 1) that read a sample, of all samples in order, and its batches before; None of these where the
+    sample does not begin one.
+    """
+    for number, batches in enumerate(starts, 1):
+        begins = np.cumsum([0, *map(len, batches.digests)])
+        if sample < begins[-1]:
+            batch = int(np.searchsorted(begins, sample))
+            return number, batch if begins[batch] == sample else None
+        sample -= int(begins[-1])
+    raise IndexError(sample)
 
 
 def _common_length(a: Digests, b: Digests) -> int:

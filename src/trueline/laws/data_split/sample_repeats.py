@@ -266,14 +266,15 @@ def _held_finding(run: Run, held_of: Mapping[int, HeldBatch]) -> Finding:
 def _reread_finding(run: Run, reread_of: dict[int, Reread]) -> Finding:
     ranks, rereads = tuple(sorted(reread_of)), reread_of.values()
     reread = reread_of[ranks[0]]
-    samples = sum(reread.samples for reread in rereads)
+    samples, read = (sum(getattr(reread, name) for reread in rereads) for name in ("samples", "read"))
     is_declared = all(run.env[rank].data.get("dataset_len") is not None for rank in ranks if rank in run.env)
     return Finding(
         code=CODE,
         severity="error" if is_declared else "warning",
-        claim=f"Since the job was started again at step {reread.first}, {ranks_text(ranks)} "
-        f"{'reads' if len(ranks) == 1 else 'read'} what was read from step {reread.like} on, in the same order: "
-        f"{counted(samples, 'sample')} up to step {reread.last}.",
+        claim=f"After the restart at step {reread.first}, {ranks_text(ranks)} "
+        f"{'reads' if len(ranks) == 1 else 'read'} again what start {reread.like_start} had read from step "
+        f"{reread.like} on, in the same order: {samples} of {counted(read, 'sample')}, up to step {reread.last}."
+        f"{_skipped_text(run, reread)}",
         ranks=ranks,
         step_first=reread.first,
         step_last=max(reread.last for reread in rereads),
@@ -288,4 +289,19 @@ def _reread_finding(run: Run, reread_of: dict[int, Reread]) -> Finding:
             "(torchdata's StatefulDataLoader), or skip the batches that were read (Accelerate: skip_first_batches).",
             "If the data was meant to start again, use another shuffle: set_epoch, or another seed.",
         ),
+    )
+
+
+def _skipped_text(run: Run, reread: Reread) -> str:
+    """Says that as many batches were left out as updates had been made, where an update reads several."""
+    micro_TN, measured_TN = run.pivot("num_micro")
+    before_T = run.steps < reread.first
+    num_micro = np.unique(micro_TN[before_T][measured_TN[before_T]])
+    begin = max((start for start in [0, *run.restarts] if start < reread.first), default=0)
+    updates = {reread.first - begin, reread.first}
+    if len(num_micro) != 1 or num_micro[0] < 2 or not reread.batches_before or reread.batches_before not in updates:
+        return ""
+    return (
+        f" {reread.batches_before} micro-batches were skipped, as many as there had been updates, and an update reads "
+        f"{int(num_micro[0])}."
     )

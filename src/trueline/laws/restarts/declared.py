@@ -22,5 +22,6 @@ LAW = Law(
     checks={
         "restart-weights": Code(explains=("*jump",), dated=True),
         "restart-states": Code(explains=("optimizer-state-stale",), dated=True),
+        "restart-rate": Code(dated=True),
     },
 )

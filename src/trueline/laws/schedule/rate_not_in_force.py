@@ -54,12 +54,13 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.series.command_rates import rates_of_command
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.text.words import counted, named_some
@@ -74,14 +75,13 @@ ACROSS_RANKS = False
 SCALED_BY = 256
 """Samples that rates are scaled by in public recipes (Goyal et al. 2017, Accurate, Large Minibatch SGD)."""
 
-_OPTION = re.compile(r"(?:-{1,2}|\+{0,2})(?:[\w-]+\.)*(lr|learning[-_]rate|base[-_]lr|peak[-_]lr|max[-_]lr)", re.I)
 _NEAR = 1e-6
 """Share by which a rate may differ from a product that a script computes in float32."""
 
 
 def check(run: Run) -> list[Finding]:
     """A Finding where no update has the rate; raises ``CannotTell`` where the command or the updates tell none."""
-    options = dict(_rates_of(run.manifest.command))
+    options = dict(rates_of_command(run.manifest.command))
     if not options:
         raise CannotTell("the command holds no learning rate", reason="by-design")
     if len(set(options.values())) > 1 or run.models:
@@ -100,19 +100,6 @@ def check(run: Run) -> list[Finding]:
     if follows or any(math.isclose(there, rate, rel_tol=_NEAR) for there in reached):
         return []
     return [_finding(run, name, in_force, since, [row for step, row in rows.items() if step < begin])]
-
-
-def _rates_of(command: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """Options of the command that hold a learning rate, as they stand there, with the number."""
-    for word, following in itertools.zip_longest(command[1:], command[2:], fillvalue=""):
-        option, equals, value = word.partition("=")
-        # without a dash only `optim.lr=0.1`, as Hydra has it: the word lr may be anything, as a name of a file
-        if not _OPTION.fullmatch(option) or (not equals and not option.startswith("-")):
-            continue
-        try:
-            yield f"{option}={value}" if equals else f"{option} {following}", float(value if equals else following)
-        except ValueError:
-            continue
 
 
 def _in_force(run: Run, since: Mapping[int, np.ndarray], ranks: Sequence[int]) -> list[float]:

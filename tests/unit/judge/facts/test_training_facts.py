@@ -289,11 +289,6 @@ def mark(name):
             {"read": 63, "data_set": 64, "different": 31},
         ),
         ("loss-never-moves", {"constant": True}, {"fell": False}),
-        (
-            "start-takes-other",
-            [{"step": 6, "weights": True, "learning_rates": False}],
-            [{"step": 6, "weights": True, "learning_rates": None}],
-        ),
     ],
 )
 def test_a_mark_applies_to_what_is_unusual_alone(name, unusual, usual):

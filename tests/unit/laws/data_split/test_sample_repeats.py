@@ -113,12 +113,12 @@ def test_exchangeable_orders_keep_the_promise():
         assert find_regular_repeat(batches, tests=1) is None
 
 
-def _resumed(tmp_path, first, second, *, restart, data=MAP):
+def _resumed(tmp_path, first, second, *, restart, data=MAP, micro=1):
     starts = []
     for begin, batches in ((0, first), (restart, second)):
         rows = {}
         for rank in range(2):
-            rows |= rows_of([batch + 1000 * rank for batch in batches], rank=rank, first=begin, epoch=0)
+            rows |= rows_of([batch + 1000 * rank for batch in batches], rank=rank, first=begin, epoch=0, micro=micro)
         starts.append((begin, rows))
     run = write_starts(tmp_path, starts)
     for env in run.env.values():
@@ -133,9 +133,18 @@ def test_a_restart_that_reads_the_epoch_from_its_beginning_is_found(tmp_path):
 
     assert (finding.severity, finding.ranks, finding.step_first) == ("error", (0, 1), 20)
     assert finding.claim == (
-        "Since the job was started again at step 20, ranks 0 and 1 read what was read from step 0 on, in the same "
-        "order: 120 samples up to step 34."
+        "After the restart at step 20, ranks 0 and 1 read again what start 1 had read from step 0 on, in the same "
+        "order: 120 of 120 samples, up to step 34."
     )
+
+
+@pytest.mark.parametrize(("skipped", "says"), [(10, True), (11, False)])
+def test_updates_that_are_skipped_as_if_they_were_batches_are_counted(tmp_path, skipped, says):
+    epoch = fresh(40)
+    (finding,) = _resumed(tmp_path, epoch, epoch[skipped:38], restart=10, micro=4)
+    text = "10 micro-batches were skipped, as many as there had been updates, and an update reads 4."
+    assert (text in finding.claim) is says
+    assert "read again what start 1 had read from step 2 on" in finding.claim
 
 
 def test_a_restart_that_goes_on_where_it_was_is_silent(tmp_path):

@@ -9,7 +9,7 @@ from tests.unit.healthy_run import PARAMS, write_run, write_starts
 from torch import nn
 
 import trueline
-from trueline.laws.restarts import facts, restart_states, restart_weights
+from trueline.laws.restarts import facts, restart_rate, restart_states, restart_weights
 from trueline.schema.errors import CannotTell
 
 STEPS = 4
@@ -175,3 +175,48 @@ def test_the_fact_of_what_was_taken_over(tmp_path):
     )
     assert numbers == [{"step": 4, "weights": True, "optimizer_states": False, "learning_rates": False}]
     assert facts.takeovers(write_run(tmp_path / "once", {(0, 0): {}})) is None
+
+
+def rates_run(folder, before, after, *, command=(), epochs=((), ())):
+    """A Run of two starts with the rate of each update, and where the schedule was, if it had one."""
+    num = len(before)
+    starts = starts_of()
+    first, second = {(step, 0): {} for step in range(num)}, {(num + step, 0): {} for step in range(len(after))}
+    first[0, 0] |= starts[0][1][0, 0]
+    first[num - 1, 0] |= starts[0][1][3, 0]
+    second[num, 0] |= starts[1][1][4, 0]
+    for rows, rates, places in ((first, before, epochs[0]), (second, after, epochs[1])):
+        for row, rate in zip(rows.values(), rates, strict=True):
+            row["lr"] = [rate]
+        for row, place in zip(rows.values(), places, strict=False):
+            row["schedule_epochs"] = [place]
+    return write_starts(folder, [(0, first), (num, second)], command=list(command))
+
+
+def told(run):
+    return [finding.claim for finding in restart_rate.check(run)]
+
+
+@pytest.mark.parametrize(("after", "now"), [(0.1, "0.1"), (0.2, "0.2")])
+def test_a_rate_that_goes_back_or_up(tmp_path, after, now):
+    assert told(rates_run(tmp_path / "run", [0.1, 0.09, 0.08, 0.07], [after, 0.06])) == [
+        f"At the restart at step 4 the learning rate on rank 0 is {now}, and it was 0.07 at step 3, the last update "
+        "before."
+    ]
+
+
+def test_rates_that_go_on_or_are_meant(tmp_path):
+    linear = [0.1, 0.09, 0.08, 0.07, 0.06, 0.05]
+    assert told(rates_run(tmp_path / "linear", linear[:4], linear[4:])) == []
+    # rounding makes the distance at the start the largest one
+    assert told(rates_run(tmp_path / "rounded", linear[:4], [np.nextafter(0.06, 0), 0.05])) == []
+    assert told(rates_run(tmp_path / "epochs", [0.1] * 4, [0.01] * 4)) == []
+    asked = ["job.py", "--lr", "0.2"]
+    assert told(rates_run(tmp_path / "asked", [0.1] * 4, [0.2] * 4, command=asked)) == []
+    assert len(told(rates_run(tmp_path / "other", [0.1] * 4, [0.3] * 4, command=asked))) == 1
+
+
+def test_a_schedule_that_goes_back_is_told_by_its_own_law(tmp_path):
+    before, after = [0.1, 0.09, 0.08, 0.07], [0.1, 0.09]
+    assert told(rates_run(tmp_path / "back", before, after, epochs=((0, 1, 2, 3), (0, 1)))) == []
+    assert len(told(rates_run(tmp_path / "on", before, after, epochs=((0, 1, 2, 3), (4, 5))))) == 1
