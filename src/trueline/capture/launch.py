@@ -118,6 +118,9 @@ class Attachment:
         for watch in self.watches:
             if known_optimizer.trains(watch.param_ids):
                 watch.updates.add(optimizer)
+        # of another model, whose first update may be the one that goes wrong
+        if self._unwatched(known_optimizer):
+            self._listen()
 
     def _at_ddp(self, ddp: nn.parallel.DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         """Take the comm hook before the user's script can, so that its own is chained behind."""

@@ -95,3 +95,26 @@ def test_watches_of_several_models_share_a_run_by_name(tmp_path):
     assert "actor" in page
     trueline.watch(models[0], optimizers[0], out=tmp_path / "run", overwrite=True).close()
     assert not trueline.open_run(tmp_path / "run").models
+
+
+LATER = """
+import torch
+from torch import nn
+class First(nn.Linear): pass
+class Later(nn.Linear): pass
+for kind, updates in ((First, 30), (Later, 5)):
+    model = kind(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(updates):
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_model_that_is_made_later_is_watched_from_its_first_update_on(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LATER, encoding="utf-8")
+    run_watched(script, out=tmp_path / "run", world_size=1)
+    run = trueline.open_run(tmp_path / "run")
+    assert [len(trueline.open_run(path).steps) for path in run.models.values()] == [5]

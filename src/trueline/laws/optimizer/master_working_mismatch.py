@@ -16,7 +16,9 @@ Exactly, just before a sampled update, at neighbouring elements of 8 parameters:
 parameter moves it by less than one spacing, whichever way it rounds (stochastic rounding too). A parameter that is
 further from its copy was not made of it. Copies are found where DeepSpeed (ZeRO 1 and 2) and Megatron-core name them,
 and where a script updates as many float32 parameters of the same shapes, in the model's order: of these, a parameter
-counts once it was equal to its copy, with values that are not all alike.
+counts where it was equal to its copy at some step, with values that are not all alike.
+
+Where they differ at the first update alone, that is said: weights were loaded after the copies were made.
 
 What it may miss
 ----------------
@@ -80,13 +82,21 @@ def check(run: Run) -> list[Finding]:
     first = min(pair.step for pair in wrong)
     ranks = tuple(sorted({pair.rank for pair in wrong}))
     names = list(dict.fromkeys(pair.name for pair in wrong))
-    steps = steps_text((pair.step for pair in wrong), among=(pair.step for pair in pairs))
+    at = sorted({pair.step for pair in wrong})
+    steps = steps_text(at, among=(pair.step for pair in pairs))
+    # equal from its first update on: what was put into the model before that is gone
+    opening = {int(run.steps[0]), *run.restarts}
+    undone = set(at) <= opening and any(pair.step not in opening for pair in pairs)
     sites = [str(Site(first, 0, pair.rank, "param", pair.name)) for pair in wrong if pair.step == first]
     return [
         Finding(
             code=CODE,
             severity="error",
-            claim=f"The forward pass of {ranks_text(ranks)} used other values of {named_some(names)} at {steps} than "
+            claim=f"The first update, at {steps}, undoes what was put into {named_some(names)} of {ranks_text(ranks)}: "
+            "the copies in higher precision that the optimizer holds, and writes back, are not of the weights that the "
+            "forward pass used."
+            if undone
+            else f"The forward pass of {ranks_text(ranks)} used other values of {named_some(names)} at {steps} than "
             "those that the optimizer holds.",
             ranks=ranks,
             step_first=first,
@@ -96,8 +106,10 @@ def check(run: Run) -> list[Finding]:
             expected=1.0,
             unit="largest distance of an element from its copy, in spacings of its format (at most)",
             false_alarm_rate=0.0,
-            evidence={"names": names[:100]},
-            next=(
+            evidence={"names": names[:100], "kind": "undone" if undone else "apart"},
+            next=("Load weights before the optimizer or engine is made, or load into its copies as well.",)
+            if undone
+            else (
                 "Write every copy back after each update and after loading a checkpoint, before the next forward pass.",
                 "Where parameters are gathered beforehand (overlapped gathers), let the gather wait for the update.",
             ),
@@ -107,15 +119,15 @@ def check(run: Run) -> list[Finding]:
 
 def _mismatched(pairs: Sequence[CopyPair]) -> Iterator[CopyPair]:
     """Pairs that differ and belong together."""
-    confirmed: set[tuple[int, str]] = set()
+    # Elements that are all alike, as of norms at the start, match a copy of any other parameter too.
+    confirmed = {(pair.rank, pair.name) for pair in pairs if not _differs(pair) and np.ptp(pair.working) > 0}
     for pair in pairs:
-        key = (pair.rank, pair.name)
-        differs = bool((spacings(pair) > 1).any())
-        if differs and (pair.certain or key in confirmed):
+        if _differs(pair) and (pair.certain or (pair.rank, pair.name) in confirmed):
             yield pair
-        # Elements that are all alike, as of norms at the start, match a copy of any other parameter too.
-        elif not differs and np.ptp(pair.working) > 0:
-            confirmed.add(key)
+
+
+def _differs(pair: CopyPair) -> bool:
+    return bool((spacings(pair) > 1).any())
 
 
 def spacings(pair: CopyPair) -> Array:

@@ -396,6 +396,25 @@ def test_copies_in_float32_that_the_model_does_not_have(tmp_path, late, order):
         assert by_code == {}
 
 
+def test_weights_that_are_loaded_after_the_copies_were_made_are_undone(tmp_path):
+    masters = []
+
+    def of_masters(model):
+        masters[:] = [param.detach().float().requires_grad_() for param in model.parameters()]
+        for param, master in zip(model.parameters(), masters, strict=True):
+            param.register_post_accumulate_grad_hook(lambda weight, to=master: setattr(to, "grad", weight.grad.float()))
+        return torch.optim.AdamW(masters, lr=1e-2)
+
+    def load_or_write_back(step, model, optimizer):
+        for param, master in zip(model.parameters(), masters, strict=True):
+            param.data.copy_(torch.randn_like(param) if step == 0 else master)
+
+    trained(tmp_path / "run", of_masters, dtype=torch.bfloat16, before=load_or_write_back)
+    finding = findings(tmp_path / "run")["master-working-mismatch"]
+    assert (finding.evidence["kind"], finding.step_first, finding.step_last) == ("undone", 0, 0)
+    assert finding.claim.startswith("The first update, at step 0, undoes what was put into ")
+
+
 def freeze(step, model, optimizer):
     if step == AT:
         model[0].weight.requires_grad_(False)
