@@ -8,10 +8,10 @@ import pytest
 from tests.cli.in_process import trueline as call
 
 import trueline
-from trueline.judge.check_run import COMPARE_CODES, JOB_CODES, TRIAL_CODES
 from trueline.judge.registry import installed_checks
 from trueline.laws.replicas import replica_drift
 from trueline.schema.finding import LIVE_CODES
+from trueline.schema.law import BESIDE, findings_of
 
 
 def test_python_m_trueline_is_the_command_and_says_its_version():
@@ -36,7 +36,7 @@ def test_every_installed_check_has_a_manual_and_is_listed(monkeypatch, capsys):
     assert all(check in out for check in told)
 
 
-@pytest.mark.parametrize("code", [*COMPARE_CODES, *JOB_CODES, *TRIAL_CODES, *LIVE_CODES])
+@pytest.mark.parametrize("code", [*findings_of(*BESIDE), *LIVE_CODES])
 def test_what_no_check_finds_is_explained_too(monkeypatch, capsys, code):
     status, out, _ = call(monkeypatch, capsys, "explain", code)
     assert status == 0

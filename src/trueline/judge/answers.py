@@ -9,6 +9,7 @@ from typing import Any
 from trueline.judge.recorded.step_values import StepValues, Value
 from trueline.schema.errors import TruelineError
 from trueline.schema.finding import Finding
+from trueline.schema.judged import NotRun
 from trueline.schema.law import Law, installed_laws
 from trueline.schema.text.reading import why
 from trueline.store.reader import Run
@@ -18,6 +19,14 @@ def left_out_notes(run: Run) -> list[str]:
     """Sentences on what of ``run`` laws could not judge."""
     sentences: list[str] = []
     for answer, failure in _answers("left_out", run):
+        sentences += answer if failure is None else [failure]
+    return sentences
+
+
+def unlooked_notes(run: Run, not_run: Sequence[NotRun]) -> list[str]:
+    """Sentences on where to look in ``run`` if nothing was found; ``not_run`` are the checks that have no answer."""
+    sentences: list[str] = []
+    for answer, failure in _answers("unlooked", run, not_run):
         sentences += answer if failure is None else [failure]
     return sentences
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from trueline.judge.actions import Action, Commands, actions_of
-from trueline.judge.answers import left_out_notes, reference_findings
+from trueline.judge.answers import left_out_notes, reference_findings, unlooked_notes
 from trueline.judge.asking import ask_checks, not_run_of
 from trueline.judge.causes.signs import context_of
 from trueline.judge.causes.trial_signs import TrialSign
@@ -17,13 +17,12 @@ from trueline.judge.causes.verdicts import CauseVerdict, verdicts_of
 from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.judge.facts.training_facts import TrainingFacts, read_facts
 from trueline.judge.facts.unusual import unusual_findings
-from trueline.judge.following import earlier_judgements, unjudged_steps, write_judgements
+from trueline.judge.following import Followed, earlier_judgements, unjudged_steps, write_judgements
 from trueline.judge.incidents import Incident, advice_of, began, incidents_of, is_explained, onset_interval
 from trueline.judge.no_update import merge_no_update
 from trueline.judge.rank_endings import all_killed, death_of, ends_of
 from trueline.judge.registry import Check, installed_checks
 from trueline.judge.run_verdict import to_confirm, verdict_of
-from trueline.judge.series.influence import unlooked_influences
 from trueline.judge.series.iterations import may_part, parting_of
 from trueline.judge.watching_cost import watching_cost
 from trueline.judge.where import Machines, machine_text, machines_of, where_of
@@ -40,7 +39,8 @@ from trueline.schema.judged import (
     asked_of,
     judged_together,
 )
-from trueline.schema.law import facts_of
+from trueline.schema.law import COMPARISON, SAME_JOB, facts_of, findings_of
+from trueline.schema.law import codes as declared_codes
 from trueline.schema.text.shown import Shown
 from trueline.schema.text.words import counted, named_or_ends, whose_text
 from trueline.store.log.part_files import known_parts
@@ -255,34 +255,6 @@ def _learns_alone(finding: Finding, ranks: tuple[int, ...]) -> bool:
     )
 
 
-COMPARE_CODES: Mapping[str, str] = {
-    "input-differs": "A value that no recorded call computed, such as the batch, differs: compare the data first.",
-    "weight-differs": "Parameters or buffers differ before any update that was compared, or changed between two steps.",
-    "structure-differs": "One run makes other calls, connects them differently, or gives them other arguments.",
-    "dtype-differs": "One place, or (information) most of the model, computes in another precision.",
-    "first-divergence": "The first call, gradient or loss that differs by more than rounding explains.",
-    "explained-by-rounding": "Every difference that was judged is within what rounding explains.",
-    "optimizer-differs": "The update differs although what goes into it agrees, or settings of the optimizer do.",
-    "corruption-pattern": "Stored values differ in blocks of memory; whose numbers are in them.",
-    "nondeterministic-op": "A call makes other bits of the same tensors in two Runs of one job with fingerprints.",
-    "site-missing": "Values of one run that have no counterpart in the other.",
-}
-"""Differences that a comparison with a reference looks for, by the code of the finding."""
-JOB_CODES: Mapping[str, str] = {
-    "config-differs": "A setting is another than in the reference, in the words that all frameworks share.",
-    "env-differs": "Variables of the environment, switches of torch, devices or the build of torch differ.",
-    "package-differs": "Versions of packages, or commits of sources, differ.",
-    "dataset-differs": "The data set, its order, tokenizer, template or the first batches differ.",
-    "rng-differs": "Seeds, or the states of random streams before the first update, differ.",
-}
-"""Facts that `trueline diff` compares, by the code of the finding; of structure and weights it has ``compare``'s."""
-TRIAL_CODES: Mapping[str, str] = {
-    "minority-rank": "One device makes other bits of the same work than the majority, at whatever rank.",
-    "op-inaccurate": "An operation is wrong on this device by more than rounding explains.",
-}
-"""Measurements of `trueline trial` on a job or a device, by the code of the finding."""
-
-
 def check(
     run: str | os.PathLike[str] | Run,
     *,
@@ -300,14 +272,10 @@ def check(
     findings = [*merge_no_update(opened.live_findings), *death_of(opened)]
     codes: list[str] = []
     not_run: list[NotRun] = []
-    question_of: dict[str, Question] = dict.fromkeys({**COMPARE_CODES, **JOB_CODES}, "reference")
+    question_of: dict[str, Question] = dict.fromkeys(findings_of(COMPARISON, SAME_JOB), "reference")
     checks = _checks_that_apply(opened)
     judgements = earlier_judgements(opened, checks)
-    parting = (
-        parting_of(opened)
-        if judgements is None or may_part(unjudged_steps(opened, judgements, "updates-apart"))
-        else None
-    )
+    parting = parting_of(opened) if judgements is None or _may_part(opened, judgements) else None
     # What was silent was so on steps that are no longer compared: all checks begin anew.
     judgements = None if parting is not None else judgements
     answers, followed = ask_checks(
@@ -359,13 +327,19 @@ def check(
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
         notes=tuple(notes),
         context=context_of(opened) if any(finding.is_grave for finding in findings) else frozenset(),
-        unlooked=tuple(map(commands.filled, unlooked_influences(opened, not_run))),
+        unlooked=tuple(map(commands.filled, unlooked_notes(opened, not_run))),
         job=commands.job,
         machines=machines_of(opened),
         facts=facts,
         strict=strict,
     )
     return _with_groups(report_of_run, [check(path) for path in opened.groups], confirmed)
+
+
+def _may_part(run: Run, judgements: Followed) -> bool:
+    """Whether ranks may come apart in the steps of which that is not known yet."""
+    ending = (code for code, facts in declared_codes().items() if facts.end_comparison)
+    return any(may_part(unjudged_steps(run, judgements, code)) for code in ending)
 
 
 def _check_models(run: Run) -> tuple[list[Finding], list[str]]:
@@ -398,10 +372,6 @@ def _unless_confirmed(finding: Finding, confirmed: Collection[str]) -> Finding:
     return replace(finding, severity="info", evidence={**finding.evidence, CONFIRMED: True})
 
 
-_SEEN_IN_VALUES = {"structure-differs", "weight-differs", "dataset-differs"}
-"""What the comparison of recorded values judges by what was computed, and knows when it is meant."""
-
-
 def _compare_with_reference(run: Run, ref: Run) -> tuple[list[Finding], list[str], list[NotRun]]:
     """What the comparison with ``ref`` finds, of the values and then of the jobs, but for what values tell better;
     the codes of what was judged; and why the others were not.
@@ -409,16 +379,18 @@ def _compare_with_reference(run: Run, ref: Run) -> tuple[list[Finding], list[str
     from trueline.comparison.compare import compare  # a check without a reference need not wait for these
     from trueline.same_job.diff import diff
 
-    sides: tuple[tuple[Iterable[str], Callable[[], Iterable[Finding]]], ...] = (
-        (COMPARE_CODES, lambda: compare(run, ref).findings),
-        (JOB_CODES, lambda: diff(run, ref).findings()),
+    sides: tuple[tuple[str, Callable[[], Iterable[Finding]]], ...] = (
+        (COMPARISON, lambda: compare(run, ref).findings),
+        (SAME_JOB, lambda: diff(run, ref).findings()),
     )
     findings: list[Finding] = []
     judged: list[str] = []
     lacking: list[NotRun] = []
-    for codes, find in sides:
+    for package, find in sides:
+        codes = findings_of(package)
         # Values tell of these better than the settings of the job: they know whether a difference had an effect.
-        codes_seen = {finding.code for finding in findings} | (_SEEN_IN_VALUES if judged else set[str]())
+        in_values = {code for code, facts in findings_of(COMPARISON, SAME_JOB).items() if facts.seen_in_values}
+        codes_seen = {finding.code for finding in findings} | (in_values if judged else set[str]())
         try:
             findings += [finding for finding in find() if finding.code not in codes_seen]
             judged += codes

@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 from trueline.schema.column import Column, column_fault
 from trueline.schema.columns.workers import SHARED_COLUMNS
@@ -17,9 +17,16 @@ from trueline.schema.text.reading import why
 
 GROUP = "trueline.laws"
 """Entry points of other packages: the module that has the ``LAW``, ``my_package.my_law.declared`` say."""
-LAWS, BESIDE = "trueline.laws", ("trueline.comparison", "trueline.same_job")
-"""The package of our own laws, and those that judge two Runs."""
+LAWS, COMPARISON, SAME_JOB, TRIALS = "trueline.laws", "trueline.comparison", "trueline.same_job", "trueline.trials"
+BESIDE = (COMPARISON, SAME_JOB, TRIALS)
+"""The package of our own laws, and those whose commands have findings of their own."""
 DECLARED = "declared"
+LiveSign = Literal["nonfinite", "mismatch", "unreduced", "jump"]
+"""What all ranks learn of while they train, from the sums that they exchange: a loss or gradient that is not finite,
+a reduction that gave no mean, gradients that were not reduced, a norm that jumps.
+"""
+LIVE_SIGNS: tuple[LiveSign, ...] = get_args(LiveSign)
+"""In the order of their bits in the sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +41,11 @@ class Code:
     by themselves, so that what they explain may be graver. Findings tell of one fault with those of ``same_fault``, and
     with those of ``same_fault_on_ranks`` where they name the same ranks. ``judge_workers`` is true of checks that judge
     whether the loss, norm or direction of one worker is unusual; one rank of which the evidence has the kind
-    ``right_alone`` may be the only one that is right. All ranks know of what starts a recording ``sums_late`` sums
-    after the first.
+    ``right_alone`` may be the only one that is right. A Plan may name the code to start a recording: what ranks see of
+    it while they train is ``live``, and all know of it ``sums_late`` sums after the first. Causes ask of a check by the
+    name ``asked_as`` whether it was run: ``reduction:judged`` or ``reduction:open``. After the first step of findings
+    that ``end_comparison`` steps of one number are not one iteration on all ranks. ``manual`` says what a finding is
+    that no check has; of those ``seen_in_values`` the comparison of recorded values says more than that of settings.
     """
 
     explains: tuple[str, ...] = ()
@@ -49,7 +59,12 @@ class Code:
     same_fault_on_ranks: tuple[str, ...] = ()
     judge_workers: bool = False
     right_alone: str = ""
+    live: LiveSign | None = None
     sums_late: int = 0
+    asked_as: str = ""
+    end_comparison: bool = False
+    manual: str = ""
+    seen_in_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +72,22 @@ class Law:
     """One law of training, as its folder declares it in ``declared.py``: ``LAW = Law(…)``.
 
     ``checks`` are those of one Run, by code: ``loss-spike`` is the module ``loss_spike`` of the folder. ``findings``
-    are codes that something else finds, as a comparison. ``columns`` are those of the workers table that its probes
-    measure or that it alone reads; where the law is not installed, a Run is read without them. ``probes`` are modules
-    of the folder, each with a function ``make_probe(parts)``: they alone may import torch, and are imported in the
-    training process alone. ``causes.toml`` of the folder, where there is one, has what may be behind a finding.
+    are codes that a ``command`` of its own finds, as a comparison. ``columns`` are of the workers table, those that its
+    probes measure or that it alone reads; where the law is not installed, a Run is read without them. ``probes`` are
+    modules of the folder, each with a function ``make_probe(parts)``: they alone may import torch, and are imported in
+    the training process alone. ``causes.toml`` of the folder, where there is one, has what may be behind a finding.
     Findings ``of_updates`` are about the update itself: holding it still, as trials of phases do, would make them.
     ``answers`` are functions of the folder (``module.function``) by what they are asked: ``left_out`` of a Run, in
-    sentences what of it the law could not judge; ``facts`` is a tuple of ``judge.facts.fact.Subject``, what a Run tells
-    of the training; ``reference`` of a Run and its reference, the findings and sentences that the comparison of values
-    does not have; ``fault_path`` of a recorded step, the values on the way of a fault and in words from where to where,
-    or None. ``package`` is the folder, as Python imports it.
+    sentences what of it the law could not judge; ``unlooked`` of a Run and the checks that have no answer, where to
+    look if nothing was found; ``facts`` is a tuple of ``judge.facts.fact.Subject``, what a Run tells of the training;
+    ``reference`` of a Run and its reference, the findings and sentences that the comparison of values does not have;
+    ``fault_path`` of a recorded step, the values on the way of a fault and in words from where to where, or None.
+    ``package`` is the folder, as Python imports it.
     """
 
     checks: Mapping[str, Code] = field(default_factory=dict[str, Code])
     findings: Mapping[str, Code] = field(default_factory=dict[str, Code])
+    command: str = ""
     columns: Sequence[Column] = ()
     probes: tuple[str, ...] = ()
     of_updates: bool = False
@@ -118,6 +135,24 @@ def codes() -> Mapping[str, Code]:
         code: replace(facts, explains=tuple(effect for name in facts.explains for effect in groups.get(name, [name])))
         for code, facts in declared.items()
     }
+
+
+def findings_of(*packages: str) -> Mapping[str, Code]:
+    """The ``findings`` of the laws of these ``packages``."""
+    laws = (law for law in installed_laws() if law.package in packages)
+    return {code: facts for law in laws for code, facts in law.findings.items()}
+
+
+def codes_of_group(group: str) -> tuple[str, ...]:
+    """The codes of ``group``, in the order in which they are declared."""
+    return tuple(code for code, facts in codes().items() if facts.group == group)
+
+
+@cache
+def live_codes() -> Mapping[LiveSign, str]:
+    """The code of what ranks see while they train, by its sign."""
+    declared = {facts.live: code for code, facts in codes().items() if facts.live}
+    return {sign: declared[sign] for sign in LIVE_SIGNS if sign in declared}
 
 
 def is_of_update(code: str) -> bool:

@@ -11,20 +11,18 @@ from typing import Any, Literal, cast, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from trueline.schema.errors import PlanError
+from trueline.schema.law import live_codes
 from trueline.schema.text.reading import read_table, shortened, shown
 
 Preset = Literal["workers", "laws", "modules", "ops", "mix", "monitor"]
 Phase = Literal["fwd", "bwd", "param", "grad", "opt", "comm"]
 Depth = Literal["structure", "stats", "fingerprint", "tensor"]
-Trigger = Literal["worker-nonfinite", "reduction-mismatch", "gradient-not-reduced", "grad-spike"]
-"""Findings that all ranks can learn of while they train, from the sums that they exchange."""
 
 PRESETS: tuple[str, ...] = get_args(Preset)
 WATCH_ONLY: tuple[str, ...] = ("workers", "laws")
 """Presets that record nothing of a step's inside."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 OnFinding = Literal["log", "raise", "record"]
-TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 
 LIVE: tuple[str, ...] = (
     *("preset", "steps", "every", "names", "ranks", "phases", "between", "depth", "stacks", "first_rows"),
@@ -144,7 +142,7 @@ class Plan(BaseModel):
     max_bytes: int = Field(
         default=10 * 2**30, ge=1, description="bytes of stored tensors a rank, after which only statistics are kept"
     )
-    when: tuple[Trigger, ...] = Field(
+    when: tuple[str, ...] = Field(
         default=(), description="record nothing until one of these findings is seen, then the next `when_steps` steps"
     )
     when_steps: int = Field(default=3, ge=1, description="steps that are recorded after a finding of `when`")
@@ -221,8 +219,11 @@ class Plan(BaseModel):
 
     @field_validator("when")
     @classmethod
-    def _has_something_to_start(cls, when: tuple[Trigger, ...], info: ValidationInfo) -> tuple[Trigger, ...]:
-        """Refuse findings that are to start a recording where the preset records nothing."""
+    def _has_something_to_start(cls, when: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        """Refuse findings that start no recording, and any where the preset records nothing."""
+        triggers = list(live_codes().values()) if when else []
+        if when and not set(when).issubset(triggers):
+            raise ValueError(f"each should be {' or '.join(map(repr, triggers))}")
         if when and info.data.get("preset") in WATCH_ONLY:
             raise ValueError(
                 f"it starts a recording, and preset '{info.data['preset']}' records nothing; use modules, ops, mix or "

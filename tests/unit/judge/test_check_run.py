@@ -17,7 +17,7 @@ from trueline.schema.errors import RunError
 from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.finding import Finding
 from trueline.schema.judged import Judged
-from trueline.schema.law import installed_laws
+from trueline.schema.law import COMPARISON, SAME_JOB, findings_of, installed_laws
 from trueline.store.writer import RunWriter
 
 EXACT = (
@@ -394,7 +394,7 @@ def test_a_comparison_that_meets_damage_leaves_the_other_checks_their_say(tmp_pa
     monkeypatch.setattr("trueline.comparison.compare.compare", damaged)
     run = healthy_run(tmp_path)
     report = check(run, ref=run)
-    assert {entry.why for entry in report.checks_not_run if entry.check in check_run.COMPARE_CODES} == {
+    assert {entry.why for entry in report.checks_not_run if entry.check in findings_of(COMPARISON)} == {
         "a value is damaged"
     }
-    assert set(report.checks_run) - set(check_run.JOB_CODES) == set(check(run).checks_run)
+    assert set(report.checks_run) - set(findings_of(SAME_JOB)) == set(check(run).checks_run)

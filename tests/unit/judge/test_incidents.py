@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.judge.check_run import COMPARE_CODES, JOB_CODES
 from trueline.judge.incidents import advice_of, incidents_of
 from trueline.judge.registry import installed_checks
 from trueline.schema.finding import SEVERITIES, Finding
-from trueline.schema.law import codes
+from trueline.schema.law import BESIDE, codes, findings_of
 
 EXPLAINS = {code: facts.explains for code, facts in codes().items() if facts.explains}
 
@@ -84,7 +83,7 @@ def test_advice_comes_once_and_not_for_what_is_explained():
 
 
 def test_every_code_that_explains_is_one_that_is_found_and_none_explains_itself():
-    known = {check.code for check in installed_checks()} | set(COMPARE_CODES) | set(JOB_CODES)
+    known = {check.code for check in installed_checks()} | set(findings_of(*BESIDE))
     assert set(EXPLAINS) | {effect for effects in EXPLAINS.values() for effect in effects} <= known
     graphlib.TopologicalSorter(EXPLAINS).prepare()
 

@@ -128,6 +128,7 @@ def forget():
         laws.installed_laws,
         laws.broken_laws,
         laws.codes,
+        laws.live_codes,
         library.known_causes,
         probe_makers,
         table.worker_columns,

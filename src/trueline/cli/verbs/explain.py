@@ -22,20 +22,16 @@ def command(
     from trueline.cli.json_document import print_document
     from trueline.cli.screen import Console
     from trueline.judge.causes.library import known_causes
-    from trueline.judge.check_run import COMPARE_CODES, JOB_CODES, TRIAL_CODES
     from trueline.judge.registry import installed_checks
     from trueline.schema.finding import LIVE_CODES
+    from trueline.schema.law import installed_laws
 
     checks = {check.code: check for check in installed_checks()}
     other_manuals = {
-        code_named: f"{manual}\n\nA finding of `trueline compare`." for code_named, manual in COMPARE_CODES.items()
-    }
-    other_manuals |= {
-        code_named: f"{manual}\n\nA finding of `trueline diff`." for code_named, manual in JOB_CODES.items()
+        code_named: f"{facts.manual}\n\nA finding of `{law.command}`."
+        for law in installed_laws()
+        for code_named, facts in law.findings.items()
     } | LIVE_CODES
-    other_manuals |= {
-        code_named: f"{manual}\n\nA finding of `trueline trial`." for code_named, manual in TRIAL_CODES.items()
-    }
     manuals = {code_named: check.manual for code_named, check in checks.items()}
     causes = {
         cause.slug: f"{cause.manual}\n\nWhat settles it\n---------------\n{cause.settles}" for cause in known_causes()

@@ -30,6 +30,7 @@ from trueline.judge.series.declared_sampling import DeclaredSampling, declared_s
 from trueline.judge.series.target_places import NEXT, target_places
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
+from trueline.schema.law import codes as declared_codes
 from trueline.schema.law import facts_of
 from trueline.store.reader import Run
 
@@ -85,7 +86,11 @@ def signs_of(report: CheckReport, incident: Incident, known_signs: Collection[st
     fired |= marks
     fired |= {trial.sign for trial in report.trials if not trial.code or trial.code in codes}
     fired.add("ranks:one" if report.judged.world_size == 1 else "ranks:several")
-    fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
+    fired |= {
+        f"{facts.asked_as}:{'judged' if code in report.checks_run else 'open'}"
+        for code, facts in declared_codes().items()
+        if facts.asked_as
+    }
     infos = [info for info in report.findings if not info.is_grave and _is_beside(info, findings)]
     hinted = {info.code for info in infos} | {_kind_sign(info, kind) for info in infos for kind in _kinds(info)}
     silent: set[str] = set()

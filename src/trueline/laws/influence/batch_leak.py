@@ -80,7 +80,7 @@ x = x.transpose(0, 1)
 
 from __future__ import annotations
 
-from trueline.judge.series.influence import StepRank, known_influences, leak_finding
+from trueline.laws.influence.influences import StepRank, known_influences, leak_finding
 from trueline.schema.columns.influence import RowInfluence
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run

@@ -34,6 +34,7 @@ COLUMNS: tuple[Column, ...] = (
 LAW = Law(
     columns=COLUMNS,
     probes=("probe.influence",),
+    answers={"unlooked": "influences.unlooked"},
     checks={
         "batch-leak": Code(),
         "influence-leak": Code(),

@@ -70,7 +70,7 @@ y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 from __future__ import annotations
 
-from trueline.judge.series.influence import StepRank, known_influences, leak_finding
+from trueline.laws.influence.influences import StepRank, known_influences, leak_finding
 from trueline.schema.columns.influence import Influence
 from trueline.schema.finding import Finding, Severity
 from trueline.store.reader import Run

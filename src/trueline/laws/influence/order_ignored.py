@@ -55,7 +55,7 @@ q, k = rotary(q.transpose(1, 2)), rotary(k.transpose(1, 2))
 
 from __future__ import annotations
 
-from trueline.judge.series.influence import known_influences, leak_finding
+from trueline.laws.influence.influences import known_influences, leak_finding
 from trueline.schema.columns.influence import OrderInfluence
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted

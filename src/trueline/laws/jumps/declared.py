@@ -18,7 +18,11 @@ LAW = Law(
     columns=COLUMNS,
     checks={
         "grad-spike": Code(
-            explains=("loss-spike", "grad-vanishes"), group="jump", root="gradient-norm", signal="grad_norm"
+            explains=("loss-spike", "grad-vanishes"),
+            group="jump",
+            root="gradient-norm",
+            signal="grad_norm",
+            live="jump",
         ),
         "grad-vanishes": Code(explains=("loss-spike",), group="jump", signal="grad_norm"),
         "loss-spike": Code(group="jump", root="loss", signal="loss"),

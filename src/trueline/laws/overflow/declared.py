@@ -21,6 +21,7 @@ LAW = Law(
             root="not-finite",
             signal="loss",
             dated=True,
+            live="nonfinite",
         ),
     },
 )

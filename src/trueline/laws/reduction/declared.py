@@ -11,10 +11,16 @@ LAW = Law(
             root="reduction",
             dated=True,
             names_both=True,
+            live="unreduced",
             sums_late=1,  # what a reduction gave is judged one sum later
         ),
         "reduction-mismatch": Code(
-            explains=("replica-drift", "*unlike-worker"), root="reduction", dated=True, sums_late=1
+            explains=("replica-drift", "*unlike-worker"),
+            root="reduction",
+            dated=True,
+            live="mismatch",
+            sums_late=1,
+            asked_as="reduction",
         ),
     },
 )

@@ -40,6 +40,7 @@ LAW = Law(
                 "*unlike-worker",
             ),
             dated=True,
+            end_comparison=True,
         ),
     },
 )

@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trueline.judge.check_run import check
+from trueline.schema.law import codes_of_group
 from trueline.store.reader import Run
 from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Way
 from trueline.trials.frame.tree import TreeTrial
 from trueline.trials.rollouts.experiments import experiments, reached
 
+GAPS = "rollout-gap"
+"""Findings that this trial looks into where it is asked about none (``Code.group``)."""
 CAUSES = ("weights", "cache", "decoding", "batch", "precision", "model")
 MEANS: Mapping[str, str] = {
     "weights": "the gap comes with updates, so a sync of weights leaves some out, or lags",
@@ -62,7 +65,7 @@ def prepare(asked: Asked, *, way: Sequence[str] = ()) -> Prepared:
     """
     if asked.code is None:  # what tells the gap from others of its kind cannot be judged of one token
         codes = {finding.code for finding in check(Run(asked.run)).findings}
-        code = next((code for code in ("logprob-gap", "logprob-gap-grows") if code in codes), None)
+        code = next((code for code in codes_of_group(GAPS) if code in codes), None)
         asked = replace(asked, code=code)
     known_experiments = experiments()
     commands = reached(asked.command, way, known_experiments)

@@ -16,7 +16,8 @@ from trueline.capture.job.triggers import MAX_RECORDINGS, Triggers, nonfinite_in
 from trueline.schema.errors import PlanError
 from trueline.schema.files.plan_files import plan_path, revision_path
 from trueline.schema.files.start import Start
-from trueline.schema.plan import LIVE, TRIGGERS, Plan
+from trueline.schema.law import LIVE_SIGNS, live_codes
+from trueline.schema.plan import LIVE, Plan
 
 NAN = 1.0
 """The bit of the first trigger."""
@@ -189,8 +190,9 @@ def starts(told, **plan):
     """Steps at which a recording starts, when ``told[step]`` are the bits of two workers, known two steps later."""
     triggers = Triggers()
     begun = []
+    when = plan.get("when", list(live_codes().values()))
     for step in range(40):
-        if triggers.start(step, when=plan.get("when", TRIGGERS), num_steps=plan.get("num_steps", 3)) is not None:
+        if triggers.start(step, when=when, num_steps=plan.get("num_steps", 3)) is not None:
             begun.append(step)
         triggers.receive(told.get(step, (0.0, 0.0)), step=step, from_step=step + 2)
     return begun
@@ -210,14 +212,15 @@ def test_a_job_starts_three_recordings_at_most():
 
 
 def test_findings_that_the_plan_does_not_name_start_nothing():
-    assert starts({5: (0.0, NAN)}, when=TRIGGERS[1:]) == []
+    assert starts({5: (0.0, NAN)}, when=list(live_codes().values())[1:]) == []
 
 
-def test_every_code_has_a_bit_of_its_own_and_is_told_once():
+def test_every_sign_has_a_code_and_a_bit_of_its_own_and_is_told_once():
     triggers = Triggers()
     told = []
-    for code in TRIGGERS:
-        triggers.add({code})
+    assert tuple(live_codes()) == LIVE_SIGNS
+    for sign in LIVE_SIGNS:
+        triggers.add({sign})
         told.append(triggers.take_bits())
     assert told == [1.0, 2.0, 4.0, 8.0]
     assert triggers.take_bits() == 0.0
@@ -236,12 +239,12 @@ def test_a_gradient_that_jumps_is_told_and_parameters_without_one_do_not_count()
     [
         ({}, set()),
         ({"group_reduce_residual": [0.1, None], "group_reduce_floor": [0.2, 0.2]}, set()),
-        ({"group_reduce_residual": [0.1, 0.3], "group_reduce_floor": [0.2, 0.2]}, {"reduction-mismatch"}),
+        ({"group_reduce_residual": [0.1, 0.3], "group_reduce_floor": [0.2, 0.2]}, {"mismatch"}),
         (
             {"group_used_residual": [0.3], "group_used_floor": [0.2], "group_used_local": [0.0]},
-            {"gradient-not-reduced"},
+            {"unreduced"},
         ),
-        ({"group_used_residual": [0.3], "group_used_floor": [0.2], "group_used_local": [0.9]}, {"reduction-mismatch"}),
+        ({"group_used_residual": [0.3], "group_used_floor": [0.2], "group_used_local": [0.9]}, {"mismatch"}),
         ({"group_used_residual": [0.1], "group_used_floor": [0.2], "group_used_local": [0.0]}, set()),
     ],
 )
@@ -259,8 +262,8 @@ def test_a_lossy_hook_is_judged_by_what_replicas_use_only():
 def test_a_loss_or_a_gradient_that_is_not_finite_is_seen(bad):
     norm2 = torch.tensor([1.0, bad], dtype=torch.float64)
     loss = torch.tensor(bad, dtype=torch.float64)
-    assert nonfinite_in({"loss": loss}, scaled=True) == {"worker-nonfinite"}
-    assert nonfinite_in({"local_norm2": norm2}, scaled=False) == {"worker-nonfinite"}
+    assert nonfinite_in({"loss": loss}, scaled=True) == {"nonfinite"}
+    assert nonfinite_in({"local_norm2": norm2}, scaled=False) == {"nonfinite"}
     assert nonfinite_in({"local_norm2": norm2}, scaled=True) == set(), "a gradient scaler looks for its scale"
     assert nonfinite_in({"loss": torch.tensor(1.0), "local_norm2": torch.tensor([-1.0, 4.0])}, scaled=False) == set()
     assert nonfinite_in({}, scaled=False) == set()

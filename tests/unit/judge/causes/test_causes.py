@@ -15,7 +15,7 @@ from trueline.judge.causes.library import known_causes
 from trueline.judge.causes.posterior import UNKNOWN, posterior, score
 from trueline.judge.causes.signs import Signs, context_of, signs_of
 from trueline.judge.causes.verdicts import verdicts_of
-from trueline.judge.check_run import COMPARE_CODES, JOB_CODES, TRIAL_CODES, CheckReport
+from trueline.judge.check_run import CheckReport
 from trueline.judge.facts.base_rates import BaseRate
 from trueline.judge.facts.fact import Fact
 from trueline.judge.facts.training_facts import TrainingFacts
@@ -24,10 +24,11 @@ from trueline.render.cause_words import speaking_for
 from trueline.schema.errors import RunError
 from trueline.schema.finding import NO_UPDATE, Finding
 from trueline.schema.judged import AskedQuestion, Judged, NotRun
+from trueline.schema.law import BESIDE, findings_of
 from trueline.store.reader import Run
 
 CAUSES = {cause.slug: cause for cause in known_causes()}
-CODES = {check.code for check in installed_checks()} | {*COMPARE_CODES, *JOB_CODES, *TRIAL_CODES, NO_UPDATE}
+CODES = {check.code for check in installed_checks()} | {*findings_of(*BESIDE), NO_UPDATE}
 
 
 def finding(code, ranks=(2,), step=32, severity="error", **evidence):

@@ -22,6 +22,7 @@ from trueline.schema.judged import NotRun
 from trueline.schema.site import Site
 from trueline.store.reader import Run
 
+LEAKS = ("influence-leak", "batch-leak")
 SHARED = "what all ranks share (mask, order, batch, padding)"
 
 _TRIAL = "`trueline trial batch -- COMMAND`"
@@ -57,11 +58,11 @@ def known_influences(run: Run, column: str, row_type: Callable[..., InfluenceRow
     return certain
 
 
-def unlooked_influences(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
+def unlooked(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
     """Advice to look at ``SHARED`` with the command that does; where somebody looked already, advice to look
     further.
     """
-    left_out = [entry for entry in not_run if entry.check in ("influence-leak", "batch-leak")]
+    left_out = [entry for entry in not_run if entry.check in LEAKS]
     if not run.steps.size or any(entry.reason == "no-data" for entry in left_out):
         return ()
     has_loader = any(env.data for env in run.env.values())

@@ -1,0 +1,13 @@
+"""Measurements on a job or a device."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    command="trueline trial",
+    findings={
+        "minority-rank": Code(
+            manual="One device makes other bits of the same work than the majority, at whatever rank."
+        ),
+        "op-inaccurate": Code(manual="An operation is wrong on this device by more than rounding explains."),
+    },
+)
