@@ -50,15 +50,6 @@ def number(value: float | None, digits: int = 4) -> str:
     return text.replace("-", "−")
 
 
-def reading(value: float | None, decimals: int | None = None) -> str:
-    """``value`` with ``decimals``, or else four significant digits, so that a read-out keeps its width."""
-    if decimals is not None and value is not None and math.isfinite(value):
-        return f"{value:.{decimals}f}".replace("-", "−")
-    if value is None or not math.isfinite(value) or value == 0 or not 1e-3 <= abs(value) < 1e3:
-        return number(value)
-    return f"{value:#.4g}".removesuffix(".").replace("-", "−")
-
-
 def false_alarm(rate: float | None) -> str:
     """How often a healthy Run would yield a Finding: a bound, rounded up, or that the evidence is a contradiction."""
     if rate is None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from trueline.same_job.settings import Settings, canonical
 
 _CURVE_POINTS = 64
-_MODEL_PARALLEL = ("tensor-parallel", "pipeline-parallel", "context-parallel")
 _RATE_RTOL = 1e-3
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trueline.render.wording import false_alarm, number, reading, seconds_words, steps_words, visible
+from trueline.render.wording import false_alarm, number, seconds_words, steps_words, visible
 from trueline.schema.finding import LEAST_PROBABILITY
 
 
@@ -27,14 +27,6 @@ from trueline.schema.finding import LEAST_PROBABILITY
 )
 def test_number_is_named_rounded_and_grouped(value: float | None, text: str) -> None:
     assert number(value) == text
-
-
-def test_reading_keeps_its_digits() -> None:
-    assert reading(1.3) == "1.300"
-    assert reading(0.05) == "0.05000"
-    assert reading(-0.0416, 3) == "−0.042"
-    assert reading(math.nan, 3) == "NaN"
-    assert reading(None, 3) == "–"
 
 
 @pytest.mark.parametrize("rate", [3.14e-9, 1e-6, 0.0449, 9.99e-4, 0.5])

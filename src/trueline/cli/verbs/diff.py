@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from trueline.same_job.difference import Difference
 
 _MAX_LINES = 30
-_WIDTH = 100
 _STYLES = {"warning": "bold yellow", "info": "dim"}
 
 

@@ -27,9 +27,6 @@ from trueline.capture.probes.parts import ProbeParts
 MAX_CALLS = 4
 """Calls of a step that are looked at: the last ones."""
 
-NUMBERS = 4
-"""Size of ``_Call.numbers``."""
-
 
 _ACCUMULATED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 """In what the squares of gradients are summed that are kept in less."""

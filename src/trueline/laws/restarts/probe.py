@@ -17,8 +17,6 @@ from trueline.capture.probes.parts import ProbeParts
 from trueline.tensor.digest import digest_each
 from trueline.tensor.memory import is_readable
 
-_COLUMNS = {"update": "opening_states", "closed": "closing_states"}
-
 
 class RestartProbe:
     """The columns ``opening_states`` and ``closing_states``, of states that have the shape of their parameter: those

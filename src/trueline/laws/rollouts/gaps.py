@@ -10,16 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from trueline.schema.errors import CannotTell
 
 if TYPE_CHECKING:
     from trueline.laws.rollouts.rows import Rows
-
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 CEILING = {"float32": 1e-3, "float64": 1e-3} | dict.fromkeys(("int8", "fp8", "float8_e4m3fn", "float8_e5m2"), 0.3)
 """Largest ``gap`` that rounding leaves where both sides compute in such a dtype. Two engines in float32 are 1e-6 apart
