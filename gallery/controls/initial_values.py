@@ -22,14 +22,6 @@ def by_depth(ctx: EntryContext) -> nn.Module:
     return fit(ctx, Regression(), model)
 
 
-def by_copies(ctx: EntryContext) -> nn.Module:
-    """Each layer is a copy of the first, as in nn.TransformerEncoder."""
-    model = drawn(Deep())
-    for layer in model.layers:
-        layer.load_state_dict(model.layers[0].state_dict())
-    return fit(ctx, Regression(), model)
-
-
 def with_zeros(ctx: EntryContext) -> nn.Module:
     """Each layer adds nothing at first, and what the last one reads is less spread."""
     model = drawn(Deep())
@@ -42,6 +34,5 @@ def with_zeros(ctx: EntryContext) -> nn.Module:
 
 ENTRIES = (
     Control("healthy.init-by-depth", "initial values are scaled by depth", by_depth, world_size=1),
-    Control("healthy.init-copies", "layers begin as copies of the first", by_copies, world_size=1),
     Control("healthy.init-zeros", "layers begin with zeros, and the last one otherwise", with_zeros, world_size=1),
 )

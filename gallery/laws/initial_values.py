@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gallery.entry import variants
+from gallery.entry import Fault, variants
 from gallery.entry_context import EntryContext
 from gallery.families import INITIAL_VALUES
 from gallery.problems import Regression
@@ -97,6 +97,15 @@ def repeated(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, Regression(), model)
 
 
+def copied(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """Each layer is a copy of the first, as in nn.TransformerEncoder."""
+    model = drawn(Deep())
+    if faulty:
+        for layer in model.layers:
+            layer.load_state_dict(model.layers[0].state_dict())
+    return fit(ctx, Regression(), model)
+
+
 _fault = variants(
     "P2",
     ("init-differs",),
@@ -108,6 +117,17 @@ _fault = variants(
 )
 
 ENTRIES = (
+    Fault(
+        "Y5",
+        "each layer is a copy of the first as it was drawn",
+        copied,
+        ("begin-alike",),
+        trains_differently,
+        ranks=(0,),
+        site="layers.0",
+        world_size=1,
+        family=INITIAL_VALUES,
+    ),
     _fault("", "a layer of another class is left out by the initialisation", left_out, site="layers.5.up.weight"),
     _fault("twice", "the last layers are scaled twice, as their names begin like another's", twice, site="layers.10."),
     _fault(

@@ -8,6 +8,7 @@ LAW = Law(
     of_updates=True,
     probes=("probe",),
     checks={
+        "begin-alike": Code(),
         "frozen-untrained": Code(),
         "init-differs": Code(),
     },

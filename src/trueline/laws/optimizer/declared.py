@@ -45,6 +45,7 @@ LAW = Law(
         ),
         "param-frozen": Code(
             explains=(
+                "param-stops",
                 "update-magnitude",
                 "update-lost",
                 "replica-drift",
@@ -55,6 +56,7 @@ LAW = Law(
             root="update",
         ),
         "param-moves-without-gradient": Code(),
+        "param-stops": Code(explains=("optimizer-state-stale", "*jump"), root="update"),
         "update-lost": Code(root="update"),
         "update-magnitude": Code(explains=("update-lost", "replica-drift", "*unlike-worker", "*jump"), root="update"),
     },
