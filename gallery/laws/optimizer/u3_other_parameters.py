@@ -51,6 +51,20 @@ def frozen_late(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, model, optimizer=optimizer, after_step=freeze)
 
 
+def cleared(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """Gradients are cleared between the backward pass and the update."""
+    problem = Regression()
+    model = problem.model()
+    optimizer = adamw(model)
+    return fit(
+        ctx,
+        problem,
+        model,
+        optimizer=optimizer,
+        after_backward=lambda step: optimizer.zero_grad() if faulty else None,
+    )
+
+
 _fault = variants(
     "U3",
     ("optimizer-detached",),
@@ -71,5 +85,12 @@ ENTRIES = (
         step=TRIGGER,
         site="0.weight",
         causes=("frozen-parameters-move",),
+    ),
+    _fault(
+        "cleared",
+        "gradients are cleared before the update",
+        cleared,
+        must_find=("update-without-gradient",),
+        causes=("gradients-cleared-before-update",),
     ),
 )

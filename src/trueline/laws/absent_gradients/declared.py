@@ -1,9 +1,10 @@
-"""A worker whose gradient does not come."""
+"""Gradients that do not come: of a worker, or of an update."""
 
 from trueline.schema.law import Code, Law
 
 LAW = Law(
     checks={
+        "update-without-gradient": Code(root="update"),
         "worker-silent": Code(
             explains=("worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale", "dispersion-high"),
             signal="grad_norm",
