@@ -60,7 +60,7 @@ def can_be_asked(roots: Iterable[Tensor]) -> bool:
             except RuntimeError:  # changed in place, or freed: backward will raise, too
                 return False
             if not all(
-                saved is None or _is_in_memory(saved)
+                saved is None or in_memory(saved)
                 for saved in (values if isinstance(values, (tuple, list)) else (values,))
             ):
                 return False
@@ -73,7 +73,8 @@ def _saved_names(kind: type) -> tuple[str, ...]:
     return tuple(name.removeprefix(prefix) for name in dir(kind) if name.startswith(prefix))
 
 
-def _is_in_memory(x: Tensor) -> bool:
+def in_memory(x: Tensor) -> bool:
+    """True of a plain tensor all of whose elements can be read."""
     if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided:
         return False
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))

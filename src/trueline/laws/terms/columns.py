@@ -49,6 +49,28 @@ COLUMNS: tuple[Column, ...] = (
         "At the same steps, of the only mean squared error of each backward pass the variance of its targets over "
         "samples, in the mean over passes.",
     ),
+    Column(
+        "constant_terms",
+        "list<float64>",
+        "",
+        "At the same steps, of each backward pass whose loss has summands without a gradient `ConstantTerm`: how many, "
+        "what they add, the rest of the loss (NaN: not computed), the rounding unit of its dtype.",
+    ),
+    Column(
+        "likelihood_ratios",
+        "list<int64>",
+        "",
+        "At the same steps, of the losses of all backward passes, for each ratio of probabilities `LikelihoodRatio`: "
+        "pass, what is at work, elements, those that are exactly 1 (of a log-ratio 0), those that are clamped.",
+    ),
+    Column(
+        "head_labels",
+        "list<int64>",
+        "",
+        "At the same steps, of the layer that returns the logits of the first cross-entropy, where it has 65 outputs "
+        "or more, `HeadLabels`: outputs, index of its weight (-1: unknown), targets that count, different labels, the "
+        "highest label.",
+    ),
 )
 
 

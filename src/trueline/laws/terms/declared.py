@@ -6,6 +6,11 @@ from trueline.schema.law import Code, Law
 LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
-    checks={"term-not-divided": Code(signal="loss")},
+    checks={
+        "outputs-unused": Code(signal="loss"),
+        "ratio-is-one": Code(signal="loss"),
+        "term-not-divided": Code(signal="loss"),
+        "term-without-gradient": Code(signal="loss"),
+    },
     answers={"facts": "facts.SUBJECTS"},
 )

@@ -10,6 +10,7 @@ from trueline.judge.facts.fact import Mark, Subject
 from trueline.laws.terms.chance import chance, is_far_above_chance
 from trueline.laws.terms.columns import LossTerm
 from trueline.laws.terms.loss_terms import loss_terms
+from trueline.laws.terms.ratios import clipping_of_ratios
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
@@ -85,4 +86,5 @@ SUBJECTS = (
         # That last losses are not lower is no mark: of short trainings it says that they are short.
         (Mark("first-loss-above-chance", is_far_above_chance),),
     ),
+    Subject("probability-ratios", "loss", "ratios of probabilities", clipping_of_ratios),
 )

@@ -17,6 +17,9 @@ from trueline.capture.model.layout import local
 from trueline.capture.probes.at_backward import BackwardProbe
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import descent
+from trueline.capture.probes.losses.constant_terms import constant_term
+from trueline.capture.probes.losses.head import labels_of
+from trueline.capture.probes.losses.likelihood_ratios import ratios_of
 from trueline.capture.probes.losses.summands import (
     Scalar,
     Summand,
@@ -50,20 +53,24 @@ class LossTermsProbe(BackwardProbe):
     def __init__(self, guard: Guard, passes: Contributions) -> None:
         super().__init__(guard, passes)
         self._next_age = 0
+        self._index_of: Mapping[int, int] = {}
 
     def begin(self, step: Step) -> bool:
         due = step.sampled and step.watched and step.age >= self._next_age
         if due:
-            self._next_age = max(step.age + 1, 2 * step.age)
+            self._next_age = max(step.age + 1, 2 * step.age - 1)
+            self._index_of = step.layout.index_of
         if due or self._due:
             self._forget(due=due)
         return due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """``loss_terms``, float64 [K, fields] on the host, ``loss_terms_awaited``, float64 [numbers], ``class_counts``,
-        int64 [M, 2 + classes], and ``target_variances``, float64 [M].
+        int64 [M, 2 + classes], ``target_variances``, float64 [M], ``constant_terms``, float64 [M, 4],
+        ``likelihood_ratios``, int64 [R, 5], and ``head_labels``, int64 [M, 5].
         """
         rows, awaited, counts, variances = self._rows, self._awaited, self._counts, self._variances
+        constants, ratios, labels = self._constants, self._ratios, self._labels
         # rows of losses with different numbers of classes have no common columns, and cannot be added
         is_one = len({row.shape[1] for _, row in counts}) == 1
         self._forget(due=False)
@@ -72,11 +79,20 @@ class LossTermsProbe(BackwardProbe):
             **_since_first(step.counted, "loss_terms_awaited", awaited),
             **_since_first(step.counted, "class_counts", counts if is_one else ()),
             **_since_first(step.counted, "target_variances", variances),
+            **_since_first(step.counted, "constant_terms", constants),
+            **_since_first(step.counted, "likelihood_ratios", ratios),
+            **_since_first(step.counted, "head_labels", labels),
         }
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        columns: dict[str, Any] = {}
+        for name in ("constant_terms", "likelihood_ratios"):
+            if len(numbers := host.get(name, ())):
+                columns[name] = numbers.flatten().tolist()
+        if len(labels := host.get("head_labels", ())):
+            columns["head_labels"] = labels[0].tolist()
         if not len(terms := host.get("loss_terms", ())):
-            return {}
+            return columns
         arrived = iter(host["loss_terms_awaited"].tolist() if "loss_terms_awaited" in host else ())
         rows = [tuple(next(arrived) if x == _AWAITED else x for x in term) for term in terms.tolist()]
         # NaN is unequal to itself, and would make each row one of its own.
@@ -84,7 +100,7 @@ class LossTermsProbe(BackwardProbe):
         merged = [[math.nan if x is None else x for x in term] for term in alike]
         for term, number in zip(merged, alike.values(), strict=True):
             term[2] = float(number)
-        columns: dict[str, Any] = {"loss_terms": [x for term in merged for x in term]}
+        columns["loss_terms"] = [x for term in merged for x in term]
         if len(counts := host.get("class_counts", ())):
             columns["class_counts"] = [int(counts[0, 0]), *counts[:, 1:].sum(0).tolist()]
         if len(variances := host.get("target_variances", ())):
@@ -97,6 +113,9 @@ class LossTermsProbe(BackwardProbe):
         self._awaited: list[tuple[Pass, Tensor]] = []
         self._counts: list[tuple[Pass, Tensor]] = []
         self._variances: list[tuple[Pass, Tensor]] = []
+        self._constants: list[tuple[Pass, Tensor]] = []
+        self._ratios: list[tuple[Pass, Tensor]] = []
+        self._labels: list[tuple[Pass, Tensor]] = []
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         backward_pass = self._passes.backward_pass
@@ -106,8 +125,20 @@ class LossTermsProbe(BackwardProbe):
             roots = descent.roots_of(tensors)
             if len(roots) != 1 or roots[0].numel() != 1:
                 return
+            self._add_values(backward_pass, roots[0])
             if summands := summands_of(roots[0]):
                 self._add(backward_pass, local(roots[0]).detach(), summands)
+
+    def _add_values(self, backward_pass: Pass, root: Tensor) -> None:
+        """What is added to the loss without a gradient, and what its ratios of probabilities are."""
+        if (constant := constant_term(root)) is not None:
+            number, value, rest = constant
+            unit = torch.finfo(root.dtype).eps
+            row = [torch.full_like(value, number), value, rest, torch.full_like(value, unit)]
+            self._constants.append((backward_pass, torch.stack(row)[None]))
+        if (ratios := ratios_of(root)) is not None:
+            number_of_pass = ratios.new_full((len(ratios), 1), len(self._ratios))
+            self._ratios.append((backward_pass, torch.cat([number_of_pass, ratios], 1)))
 
     def _add(self, backward_pass: Pass, loss: Tensor, summands: Summands) -> None:
         awaited: list[Tensor] = []
@@ -118,6 +149,8 @@ class LossTermsProbe(BackwardProbe):
         ]
         self._rows.append((backward_pass, torch.tensor(rows, dtype=torch.float64).view(-1, NUM_FIELDS)))
         nodes = [part.node for part in summands.parts if part.function in ("cross-entropy", "mean squared error")]
+        if nodes and (labels := labels_of(nodes[0], self._index_of)) is not None:
+            self._labels.append((backward_pass, labels[None]))
         if len(nodes) == 1 and (counts := class_counts(nodes[0])) is not None:
             self._counts.append((backward_pass, counts[None]))
         elif len(nodes) == 1 and (variance := target_variance(nodes[0])) is not None:

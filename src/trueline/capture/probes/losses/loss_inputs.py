@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -101,12 +101,21 @@ def targets_of(roots: Iterable[Tensor]) -> Iterator[tuple[InputFact, Tensor]]:
 
 def _classes(below: list[Any]) -> int:
     """Of logits that a layer with weights of its own returns; 0 of others, as of similarities."""
+    return layer_of(below)[0]
+
+
+def layer_of(below: Sequence[Any]) -> tuple[int, list[Tensor]]:
+    """Of the edges below a cross-entropy the number of classes, and the tensors that the layer has which returns the
+    logits; 0 and none of logits that no layer with tensors of its own returns.
+    """
     if len(below) != 1 or operation_of(below[0][0]) != "LogSoftmax" or len(below[0][0].next_functions) != 1:
-        return 0
+        return 0, []
     shape, layer = _shape(below[0][0]), _source(below[0][0].next_functions[0])
     if layer is None or operation_of(layer) not in _LAYERS or len(shape) < 2:
-        return 0
-    return shape[1] if any(hasattr(_source(edge), "variable") for edge in layer.next_functions) else 0
+        return 0, []
+    sources = [_source(edge) for edge in layer.next_functions]
+    variables = [source.variable for source in sources if hasattr(source, "variable")]
+    return (shape[1], variables) if variables else (0, [])
 
 
 def _functions(roots: Iterable[Tensor]) -> Iterator[tuple[Any, str, list[Any]]]:
