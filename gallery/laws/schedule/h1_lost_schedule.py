@@ -81,6 +81,15 @@ def never(ctx: EntryContext, faulty: bool) -> nn.Module:
     )
 
 
+def other_optimizer(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """The optimizer is made again behind its schedule."""
+    model = Regression().model()
+    scheduled = adamw(model, lr=RATE)
+    scheduler = LambdaLR(scheduled, _decay)
+    optimizer = adamw(model, lr=RATE) if faulty else scheduled
+    return fit(ctx, Regression(), model, optimizer=optimizer, after_step=lambda step: scheduler.step())
+
+
 _fault = variants(
     "H1",
     ("schedule-differs",),
@@ -96,4 +105,5 @@ ENTRIES = (
     _fault("overwritten", "the base rate is written over the schedule's", overwritten, step=1),
     _fault("seldom", "a schedule of updates is stepped once an epoch", seldom, step=1),
     _fault("never", "a schedule is never stepped", never, step=1),
+    _fault("other", "a schedule of an optimizer that was made again", other_optimizer, step=1),
 )

@@ -31,6 +31,13 @@ COLUMNS: tuple[Column, ...] = (
         "At the first update with these schedulers, JSON of the `optimizer` (a number) and of its `schedules`: their "
         "class and, where they declare how many of their steps they are made for, `length` and the name that it has.",
     ),
+    Column(
+        "schedule_idle",
+        "string",
+        "",
+        "Where no scheduler drives the optimizer of this update, the classes of one that was stepped, and of its "
+        "optimizer, which has made no update so far: `CosineAnnealingLR of AdamW`.",
+    ),
 )
 
 LAW = Law(

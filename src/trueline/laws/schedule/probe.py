@@ -17,9 +17,9 @@ from trueline.laws.schedule.lengths import description
 
 
 class ScheduleProbe(FactProbe):
-    """The columns ``schedule_epochs``, ``schedule_calls``, ``schedule_rates`` and ``schedule_facts``, by listening to
-    the ``step`` of torch's schedulers: classes with a step of their own are not seen. One that was made before and not
-    stepped yet is only known by what it has done to the optimizer.
+    """The columns ``schedule_epochs``, ``schedule_calls``, ``schedule_rates``, ``schedule_facts`` and
+    ``schedule_idle``, by listening to the ``step`` of torch's schedulers: classes with a step of their own are not
+    seen. One that was made before and not stepped yet is only known by what it has done to the optimizer.
     """
 
     name = "schedules"
@@ -52,7 +52,7 @@ class ScheduleProbe(FactProbe):
         optimizer = step.optimizer
         schedulers = [] if optimizer is None else [pair for pair in self._calls.items() if _drives(pair[0], optimizer)]
         if optimizer is None or not schedulers:
-            return {"schedule_epochs": []} if _has_one(optimizer) else {}
+            return {"schedule_epochs": []} if _has_one(optimizer) else self._idle(optimizer)
         columns: dict[str, list[int] | list[float] | str] = {}
         if self._has_forward:
             columns["schedule_calls"] = [calls.number for _, calls in schedulers]
@@ -75,6 +75,19 @@ class ScheduleProbe(FactProbe):
         self._described.set(optimizer, (number, numbers))
         facts = {"optimizer": number, "schedules": [description(scheduler) for scheduler, _ in schedulers]}
         return {"schedule_facts": json.dumps(facts)}
+
+    def _idle(self, optimizer: Optimizer | None) -> dict[str, list[int] | list[float] | str]:
+        """The column ``schedule_idle``: schedulers mark the ``step`` of their optimizer, to see if it is called."""
+        groups = () if optimizer is None else optimizer.param_groups
+        for scheduler, _ in self._calls.items() if groups else ():
+            driven: Any = getattr(scheduler, "optimizer", None)
+            # one that keeps copies in float32 may share single groups
+            is_apart = driven is not None and not any(
+                group is shared for group in driven.param_groups for shared in groups
+            )
+            if is_apart and hasattr(driven.step, "_wrapped_by_lr_sched") and not getattr(driven, "_opt_called", False):
+                return {"schedule_idle": f"{type(scheduler).__name__} of {type(driven).__name__}"}
+        return {}
 
     def _at_step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
         is_first = getattr(scheduler, "_step_count", 0) < 1  # the call that its constructor makes, or it counts none

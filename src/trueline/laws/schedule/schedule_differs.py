@@ -5,7 +5,8 @@ What it finds
 A schedule that has come to its end, a learning rate of 0, while training goes on: it was stepped once a rank, once a
 micro-batch, or made for fewer updates. A schedule that begins anew where a job was started again, or under way. A
 scheduler that is stepped before the optimizer in each step, so that the first rate is never used. A rate that stays the
-same, as code writes it over what the scheduler sets. As information: a scheduler that is made and never stepped, over
+same, as code writes it over what the scheduler sets, or as the scheduler is of another optimizer, which makes no
+update: the one that does was made later. As information: a scheduler that is made and never stepped, over
 several epochs, or where no DataLoader shows the epochs.
 
 Why it matters
@@ -26,7 +27,9 @@ Within a job, a schedule has begun anew where another scheduler has come to the 
 least three updates have the rates of the first ones, bit for bit, and it had been under way: the last two rates before
 were as far apart as half of the largest such distance, and another such step would not have brought them to 0. A second
 stage after the end of the first is left alone. A rate is written over where it is one and the same at all updates,
-while the only scheduler of the optimizer had set others before three of them or more.
+while the only scheduler of the optimizer had set others before three of them or more. A schedule is of another
+optimizer where it is stepped, three updates or more have one and the same rate and no schedule, and torch has never
+seen the optimizer of that schedule make an update.
 
 Schedules that are stepped once an epoch, rates that the script sets by itself and constant ones are left alone, and so
 is what ReduceLROnPlateau does with the rate, and when; so are several calls an update, which some schedules are made
@@ -88,7 +91,7 @@ from trueline.store.reader import Run
 CODE = "schedule-differs"
 CALLS = {"": ("scheduler",)}
 QUESTION = "updates"
-NEEDS: tuple[str, ...] = ("lr", "schedule_calls", "schedule_epochs", "schedule_rates")
+NEEDS: tuple[str, ...] = ("lr", "schedule_calls", "schedule_epochs", "schedule_rates", "schedule_idle")
 ACROSS_RANKS = False
 
 _ROUNDING = 1e-9
@@ -98,7 +101,14 @@ FEWEST = 3
 """Updates in a row from which on a pattern is no coincidence."""
 
 ScheduleFault = Literal[
-    "ended", "never-positive", "started-again", "began-again", "written-over", "stepped-first", "never-stepped"
+    "ended",
+    "never-positive",
+    "started-again",
+    "began-again",
+    "written-over",
+    "stepped-first",
+    "never-stepped",
+    "other-optimizer",
 ]
 RowsByStep = Mapping[int, np.ndarray]
 
@@ -109,8 +119,9 @@ class _Schedule:
 
     By step: the ``rates`` of all groups, the ``epochs`` of its schedulers, how often these were stepped between forward
     pass and update (``early_calls``), and the rates that the only one has ``set``. ``waiting`` are the steps at which
-    one had been made and none stepped. ``declared`` is the largest rate that a schedule begins with, ``num_epochs`` how
-    often the data was gone through, at least; 0 where nothing shows that.
+    one had been made and none stepped, ``idle`` the scheduler of an optimizer without updates. ``declared`` is the
+    largest rate that a schedule begins with, ``num_epochs`` how often the data was gone through, at least; 0 where
+    nothing shows that.
     """
 
     rates: RowsByStep
@@ -118,13 +129,14 @@ class _Schedule:
     early_calls: RowsByStep
     set: RowsByStep
     waiting: Sequence[int]
+    idle: Mapping[int, str]
     declared: float
     num_epochs: int
 
     @property
     def exists(self) -> bool:
         """True if there is a schedule."""
-        return bool(self.declared or self.epochs or self.waiting)
+        return bool(self.declared or self.epochs or self.waiting or self.idle)
 
     @property
     def unstepped(self) -> Sequence[int]:
@@ -158,6 +170,15 @@ class _Schedule:
         # In one or two epochs a scheduler that is stepped once in each has hardly been.
         if len(self.unstepped) >= FEWEST and self.num_epochs not in (1, 2):
             yield "never-stepped", self.unstepped[0], self.unstepped[-1]
+
+        if len(idle := self._idle_since()) >= FEWEST:
+            yield "other-optimizer", idle[0], idle[-1]
+
+    def _idle_since(self) -> list[int]:
+        """The steps from which on an idle scheduler is all that there is, up to the last, at one rate."""
+        since = [step for step in self.rates if self.idle and step >= min(self.idle)]
+        is_constant = all(np.array_equal(self.rates[step], self.rates[since[0]]) for step in since)
+        return since if is_constant and all(step in self.idle for step in since) else []
 
     def _last_repeated(self, start: int) -> int | None:
         """The last step that has the rate of the first ones again from ``start`` on, where the schedule went back; None
@@ -245,7 +266,10 @@ def _schedules(run: Run) -> dict[int, _Schedule]:
         groups: Mapping[str, Any] = json.loads(text)["groups"]
         rates = [cast(Mapping[str, Any], group).get("initial_lr") for group in groups.values()]
         declared[rank] = max([declared[rank], *(rate for rate in rates if isinstance(rate, (int, float)))])
-    scheduled = [rank for rank in run.ranks if rank in epochs or declared[rank]]
+    idle: defaultdict[int, dict[int, str]] = defaultdict(dict)
+    for (step, rank), text in sorted(run.texts("schedule_idle").items()):
+        idle[rank][step] = text
+    scheduled = [rank for rank in run.ranks if rank in epochs or declared[rank] or rank in idle]
     if not scheduled:
         return {}
     rates, early_calls, rates_set = (
@@ -260,6 +284,7 @@ def _schedules(run: Run) -> dict[int, _Schedule]:
             early_calls.get(rank, {}),
             rates_set.get(rank, {}),
             [step for step, row in epochs.get(rank, {}).items() if not len(row)],
+            idle.get(rank, {}),
             declared[rank],
             num_epochs,
         )
@@ -298,6 +323,8 @@ def _finding(fault: ScheduleFault, first: int, last: int, ranks: Sequence[int], 
         f"{location}: each update has the learning rate of the next one.",
         "never-stepped": f"A scheduler was made on {location} and not stepped in {updates}, steps "
         f"{first}-{last}" + (f", over {schedule.num_epochs} epochs of the data." if schedule.num_epochs else "."),
+        "other-optimizer": f"The learning rate is {schedule.rates[last].max():g} on {location} at all updates since "
+        f"step {first}, and {schedule.idle.get(last, '')}, which is stepped, is of an optimizer that makes no update.",
     }
     advice: dict[ScheduleFault, str] = {
         "ended": "Step the scheduler once after each optimizer.step(), not once a micro-batch or rank, or make it for "
@@ -307,6 +334,7 @@ def _finding(fault: ScheduleFault, first: int, last: int, ranks: Sequence[int], 
         "began-again": "Make the scheduler once, outside of the loop over epochs, or load its state into the new one.",
         "written-over": "Look for what writes lr into optimizer.param_groups after scheduler.step().",
         "stepped-first": "Call scheduler.step() after optimizer.step().",
+        "other-optimizer": "Make the scheduler for the optimizer that makes the updates, after that is made.",
         "never-stepped": "Step the scheduler after each optimizer.step() or epoch, as it counts.",
     }
     return Finding(

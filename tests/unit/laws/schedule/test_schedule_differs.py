@@ -118,6 +118,34 @@ def test_a_scheduler_that_is_never_stepped(tmp_path, make, advance, kinds):
     assert all((finding.severity, finding.step_last) == ("info", STEPS - 1) for finding in schedule_findings)
 
 
+@pytest.mark.parametrize(("step_of_old", "kinds"), [(99, ["other-optimizer"]), (9, [])], ids=["never", "begins later"])
+def test_a_schedule_of_an_optimizer_that_makes_no_update(tmp_path, step_of_old, kinds):
+    """``step_of_old`` is the step from which on the optimizer of the schedule makes updates of its own."""
+    old = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.5)
+    old_scheduler = decay(old)
+
+    def advance(step, scheduler, optimizer):
+        old_scheduler.step()
+        if step >= step_of_old:
+            old.step()
+
+    class NoSchedule:
+        """Stands for the scheduler of the optimizer that makes the updates."""
+
+    trained(tmp_path / "run", lambda optimizer: NoSchedule(), advance)
+    schedule_findings = findings(tmp_path / "run") if kinds else _findings_or_none(tmp_path / "run")
+    assert [finding.evidence["kind"] for finding in schedule_findings] == kinds
+    assert not kinds or "LinearLR of SGD, which is stepped, is of an optimizer" in schedule_findings[0].claim
+
+
+def _findings_or_none(folder):
+    """No finding either where no schedule is left to judge."""
+    try:
+        return findings(folder)
+    except CannotTell:
+        return []
+
+
 def test_a_schedule_that_ends_while_training_goes_on(tmp_path):
     trained(tmp_path / "run", decay, four_times)
     (finding,) = findings(tmp_path / "run")
