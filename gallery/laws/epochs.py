@@ -1,9 +1,10 @@
-"""D12. Epochs have one order of samples, though the sampler shuffles.
+"""D12, D15. Epochs have one order of samples, though the sampler shuffles; data are read sorted by class.
 
 Who had it: everyone who forgot `sampler.set_epoch(epoch)`, which torch's documentation warns of; loops that seed the
-global generator at the beginning of each epoch; streams that shuffle with one seed.
+global generator at the beginning of each epoch; streams that shuffle with one seed; folders of classes that are read
+without shuffling (super-gradients#416).
 Planted: each of these; the first also with samples that an augmentation changes each time.
-Twin: the epoch is set; the generator is seeded once; the stream's seed follows the epoch.
+Twin: the data are shuffled; the epoch is set; the generator is seeded once; the stream's seed follows the epoch.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
-from gallery.entry import variants
+from gallery.entry import Fault, variants
 from gallery.entry_context import EntryContext
 from gallery.families import ORDERS_OF_SAMPLERS
-from gallery.problems import Regression
-from gallery.training import BATCH_SIZE, fit
+from gallery.problems import Regression, Vision
+from gallery.training import BATCH_SIZE, STEPS, epochs, fit
 from gallery.witness import trains_differently
 
 NUM_EPOCHS = 3
@@ -91,6 +92,14 @@ def _trained(batches: Batches) -> Any:
     return train
 
 
+def _by_class(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """Pictures sorted by class, in the order of the data or shuffled."""
+    problem = Vision()
+    rows = problem.dataset(16 * STEPS)
+    loader = DataLoader(rows.select(rows.columns["label"].argsort().tolist()), batch_size=16, shuffle=not faulty)
+    return fit(ctx, problem, problem.model(), batches=epochs(loader))
+
+
 _fault = variants(
     "D12",
     ("epochs-alike",),
@@ -106,4 +115,14 @@ ENTRIES = (
     _fault("augmented", "the same, of samples that change each time", _trained(_augmented)),
     _fault("seeded", "a generator is seeded again for each epoch", _trained(_seeded)),
     _fault("stream", "a stream shuffles with one seed", _trained(_streamed)),
+    Fault(
+        "D15",
+        "data that lie sorted by class are not shuffled",
+        _by_class,
+        ("labels-sorted",),
+        trains_differently,
+        world_size=1,
+        ranks=(0,),
+        family=ORDERS_OF_SAMPLERS,
+    ),
 )

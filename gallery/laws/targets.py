@@ -1,4 +1,4 @@
-"""W5. A loss is given what it is not made for, or counts padding.
+"""W5. A loss is given what it is not made for, or counts padding; texts begin with a special token twice.
 
 Who had it: a large share of the questions about losses that fall too little: softmax in front of CrossEntropyLoss,
 sigmoid in front of BCEWithLogitsLoss, NLLLoss without log_softmax, predictions [B, 1] against targets [B], labels of -1
@@ -112,6 +112,27 @@ class Ended(Padded):
         return self.loss(model, {**batch, "labels": batch["labels"].masked_fill(batch["input_ids"] == self.end, -100)})
 
 
+class Begun(Ended):
+    """The same texts with a begin token in front, once or twice."""
+
+    begin = CausalLM.vocab_size - 1
+
+    def loss_of_twice(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of texts that begin with it twice."""
+        return self.loss(model, self._begun(batch, 2))
+
+    def loss_of_once(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of texts that begin with it once."""
+        return self.loss(model, self._begun(batch, 1))
+
+    def _begun(self, batch: Any, times: int) -> Any:
+        columns = {name: column.clone() for name, column in batch.items()}
+        for name in ("input_ids", "labels"):
+            columns[name][columns[name] == self.begin] -= 1
+            columns[name][:, :times] = self.begin
+        return columns
+
+
 class _Masked(nn.Module):
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
@@ -130,7 +151,7 @@ _fault = variants(
     family="losses that are given something else",
     causes=("loss-misapplied",),
 )
-_classes, _labels, _ended = Vision(), Padded(), Ended()
+_classes, _labels, _ended, _begun = Vision(), Padded(), Ended(), Begun()
 _cross_entropy = _vision(functional.cross_entropy)
 
 ENTRIES = (
@@ -192,5 +213,13 @@ ENTRIES = (
         must_find=("end-untrained",),
         family=WEIGHTS_OF_TOKENS,
         causes=("end-left-out",),
+    ),
+    _fault(
+        "begin",
+        "a begin token is added to texts that have one",
+        trained(_begun, _begun.loss_of_twice, _begun.loss_of_once),
+        must_find=("token-doubled",),
+        family="special tokens",
+        causes=(),
     ),
 )

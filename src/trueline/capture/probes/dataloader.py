@@ -30,8 +30,8 @@ MAX_EPOCHS = 8
 
 
 class EpochProbe(FactProbe):
-    """The column ``epoch``, how often the training data was iterated before, and the fact ``data``, which describes the
-    loader that did it.
+    """The columns ``epoch``, how often the training data was iterated before, and ``loader_batches``, and the fact
+    ``data``, which describes the loader that did it.
 
     The training loader is the one iterated last before the first training step of those that are not at their end by
     then, as an evaluation is; loaders over the same dataset object count as the same (people build one per epoch).
@@ -49,6 +49,7 @@ class EpochProbe(FactProbe):
         self._orders: dict[int, list[str]] = {}
         self._step_facts: dict[str, Any] | None = None
         self._open: list[tuple[weakref.ref[Any], DataLoader[Any]]] = []
+        self._iterator: weakref.ref[Any] | None = None
         patches.loader_iterator.add(self._at_iterator)
         patches.loader_iter.add(self._at_iter)
 
@@ -69,7 +70,8 @@ class EpochProbe(FactProbe):
 
     def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
         if moment == "updated":
-            return {} if self.epoch is None else {"epoch": self.epoch}
+            columns = {} if self.epoch is None else {"epoch": self.epoch}
+            return columns | self._batches() if step.sampled else columns
         self.at_training_step()
         step.facts["data"] = self.facts
         self._step_facts = step.facts
@@ -80,17 +82,24 @@ class EpochProbe(FactProbe):
         last = None if self._dataset is not None or self._last is None else self._last()
         if last is not None:
             # the iterator of a `for` goes as it ends; that of the batches that are trained on is still there
-            going = [loader for iterator, loader in self._open if iterator() is not None]
-            loader = going[-1] if going else last
+            going = [pair for pair in self._open if pair[0]() is not None]
+            self._iterator, loader = going[-1] if going else (None, last)
             self._open = []
             self._dataset = id(loader.dataset)
             self.epoch = self._count[self._dataset] - 1
             self.facts = describe_loader(loader) | {"orders": tuple(self._orders[self._dataset])}
 
+    def _batches(self) -> dict[str, int | None]:
+        iterator = None if self._iterator is None else self._iterator()
+        yielded = getattr(iterator, "_num_yielded", None)
+        return {"loader_batches": yielded} if isinstance(yielded, int) else {}
+
     def _at_iterator(self, iterator: Any, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
         self._open = [pair for pair in self._open if pair[0]() is not None]
         if self._dataset is None:
             self._open.append((weakref.ref(iterator), loader))
+        elif id(loader.dataset) == self._dataset:
+            self._iterator = weakref.ref(iterator)
 
     def _at_iter(self, loader: DataLoader[Any]) -> None:
         key = id(loader.dataset)

@@ -2,4 +2,4 @@
 
 from trueline.schema.law import Code, Law
 
-LAW = Law(checks={"epochs-alike": Code(root="sampling")})
+LAW = Law(checks={"epochs-alike": Code(root="sampling"), "labels-sorted": Code(signal="loss")})

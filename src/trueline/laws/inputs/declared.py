@@ -17,7 +17,7 @@ COLUMNS: tuple[Column, ...] = (
         "list<int64>",
         "",
         "Of each of these a digest in all passes of the step, whether all its elements are one number, the bits of "
-        "that as float64, and whether they look like standard normal noise.",
+        "that as float64, and 1 where they look like standard normal noise, plus 2 where all rows are alike.",
     ),
 )
 
@@ -27,5 +27,7 @@ LAW = Law(
     checks={
         "draws-alike": Code(),
         "input-constant": Code(explains=("worker-silent", "*unlike-worker")),
+        "inputs-equal": Code(),
+        "one-for-all-samples": Code(),
     },
 )

@@ -5,7 +5,9 @@ Letters: F numbers of a tensor (``NUM_FIELDS``), M passes, K tensors.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,7 +25,7 @@ from trueline.capture.probes.losses import descent
 from trueline.capture.probes.losses.loss_inputs import targets_of
 from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.passes import Pass
-from trueline.schema.columns.input_values import NUM_FIELDS, InputFact, facts_text
+from trueline.schema.columns.input_values import NOISE, NUM_FIELDS, ROWS_ALIKE, InputFact, facts_text
 from trueline.tensor.digest import digest_tensor
 
 MAX_TENSORS = 16
@@ -32,6 +34,8 @@ MAX_PASSES = 8
 """Micro-batches of a step that are looked at."""
 NOISE_FROM, NOISE_OF = 256, 16_384
 """Elements that are needed to call something noise, and the first ones, which are looked at."""
+ROW_BEGIN = 4096
+"""First elements of each row by which rows are compared."""
 NOISE_SIGMAS = 6.0
 """Largest distance that mean, variance, kurtosis and correlation of neighbours of noise may have from 0, 1, 3 and 0,
 in their standard deviations of independent normal numbers, sqrt(1/n), sqrt(2/n), sqrt(24/n) and sqrt(1/n) (Stuart and
@@ -107,13 +111,15 @@ def _row(forward_pass: Pass, tensors: list[tuple[InputFact, Tensor]]) -> list[Ro
 
 
 def _numbers(x: Tensor) -> Tensor:
-    """int64 [F]: digest, 1 if all elements are one number, the bits of it as float64, 1 if they are noise."""
+    """int64 [F]: digest, 1 if all elements are one number, the bits of it as float64, what kinds it is of."""
     flat = x.flatten()
     flat = flat.to(torch.uint8) if flat.dtype == torch.bool else flat
     smallest, largest = flat.aminmax()
-    return torch.stack(
-        [digest_tensor(x), (smallest == largest).long(), smallest.double().view(torch.int64), _is_noise(flat).long()]
-    )
+    kinds = _is_noise(flat).long() * NOISE
+    if x.dim() and len(x) > 1:
+        rows = x.reshape(len(x), -1)[:, :ROW_BEGIN]
+        kinds += (rows == rows[:1]).all().long() * ROWS_ALIKE
+    return torch.stack([digest_tensor(x), (smallest == largest).long(), smallest.double().view(torch.int64), kinds])
 
 
 def _is_noise(flat: Tensor) -> Tensor:
@@ -147,7 +153,8 @@ def _merge_passes(values_MF: Tensor) -> list[int]:
             mixed = xxhash.xxh3_64_intdigest(repr([fields[0] for fields in passes]).encode())
             digest = mixed - (1 << 63)
         is_single = single and all(fields[1] and fields[2] == bits for fields in passes)
-        numbers += [digest, int(is_single), bits, int(all(fields[3] for fields in passes))]
+        kinds = functools.reduce(operator.and_, (fields[3] for fields in passes))
+        numbers += [digest, int(is_single), bits, kinds]
     return numbers
 
 

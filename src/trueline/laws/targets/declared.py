@@ -33,6 +33,13 @@ COLUMNS: tuple[Column, ...] = (
         "On some sampled steps, of each pass over token ids `EndTokens`: how its rows end, and whether that, and what "
         "the configuration calls the end of a text, is a target.",
     ),
+    Column(
+        "edge_tokens",
+        "list<int64>",
+        "",
+        "On some sampled steps, of each pass over token ids `EdgeTokens`: what its rows begin and end with, in how "
+        "many that stands twice, and the sides of padding.",
+    ),
 )
 
 LAW = Law(
@@ -44,5 +51,6 @@ LAW = Law(
         "labels-misplaced": Code(explains=("*unlike-worker",), signal="loss"),
         "loss-misapplied": Code(),
         "padding-trained": Code(),
+        "token-doubled": Code(),
     },
 )

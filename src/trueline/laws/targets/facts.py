@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trueline.judge.facts.fact import Mark, Subject
+from trueline.schema.columns.edge_tokens import EdgeTokens
 from trueline.schema.columns.end_tokens import NO_TOKEN, EndTokens
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
@@ -14,7 +15,7 @@ HALF = 0.5
 
 
 def padding(run: Run) -> tuple[str, Any] | None:
-    """Share of the places that an attention mask leaves out, and what stands there."""
+    """Share of the places that an attention mask leaves out, what stands there, and on which side."""
     passes = _passes(run)
     if not passes:
         return None
@@ -24,7 +25,10 @@ def padding(run: Run) -> tuple[str, Any] | None:
         return None
     share = min(num_pads / num_places, 1.0)
     token = f" (token {pads[0]})" if len(pads) == 1 else ""
-    return f"{share:.0%} of the places of tokens are padding{token}", {"share": round(share, 4), "tokens": pads[:8]}
+    side = _side(run)
+    where = f", {side}" if side else ""
+    value = {"share": round(share, 4), "tokens": pads[:8], "side": side}
+    return f"{share:.0%} of the places of tokens are padding{token}{where}", value
 
 
 def targets(run: Run) -> tuple[str, Any] | None:
@@ -36,6 +40,14 @@ def targets(run: Run) -> tuple[str, Any] | None:
     share = min(num_targets / num_places, 1.0)
     value = {"targets": num_targets, "places": num_places, "share": round(share, 4)}
     return f"{share:.0%} of the places of tokens have a target that counts in the loss", value
+
+
+def _side(run: Run) -> str:
+    """Where padding stands in the rows that were looked at; '' where that was not seen."""
+    rows = run.lists("edge_tokens").values()
+    passes = [tokens for row in rows for tokens in EdgeTokens.from_row(row.tolist())]
+    left, right = sum(tokens.left for tokens in passes), sum(tokens.right for tokens in passes)
+    return "on both sides" if left and right else "on the left" if left else "on the right" if right else ""
 
 
 def _passes(run: Run) -> list[EndTokens]:

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from trueline.capture.model.contents import elements, stored
 from trueline.capture.model.layout import local, unwrap
+from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.at_backward import BackwardProbe
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import attention_mask, token_ids
-from trueline.capture.probes.losses import cross_entropy, descent, end_tokens, loss_inputs
+from trueline.capture.probes.losses import cross_entropy, descent, edge_tokens, end_tokens, loss_inputs
 from trueline.capture.probes.losses.attached_targets import mark
 from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.passes import Pass
@@ -42,9 +43,9 @@ class TargetPlaceProbe(BackwardProbe):
     between = None
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared, ``end_tokens``,
-        int64 [M, numbers], of those over token ids, and ``loss_operations``, int64 [M], and ``loss_inputs``, int64
-        [M, numbers], of all.
+        """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared, ``end_tokens`` and
+        ``edge_tokens``, int64 [M, numbers], of those over token ids, and ``loss_operations``, int64 [M], and
+        ``loss_inputs``, int64 [M, numbers], of all.
         """
         if moment == "batch":
             ids, mask = token_ids(*step.args, **step.kwargs), attention_mask(*step.args, **step.kwargs)
@@ -55,23 +56,32 @@ class TargetPlaceProbe(BackwardProbe):
             self._calls += 1
             self._eos = NO_TOKEN if step.module is None else _end_of_text(step.module)
             mark(step.output, self._calls)
+            self._look_at_edges(step)
             return {}
         rows, operations, inputs, ends = self._rows, self._operations, self._inputs, self._ends
+        of_edges = step.counted.take("edge_tokens", self._edges)
         self._forget(due=False)
         of_targets = step.counted.take("target_places", rows, backward=True)
         of_loss = step.counted.take("loss_inputs", inputs, backward=True)
         of_ends = step.counted.take("end_tokens", ends, backward=True)
-        return {**of_targets, **of_ends, **of_loss, **step.counted.take("loss_operations", operations, backward=True)}
+        return {
+            **of_edges,
+            **of_targets,
+            **of_ends,
+            **of_loss,
+            **step.counted.take("loss_operations", operations, backward=True),
+        }
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``target_places`` and ``loss_inputs``, the sums over the passes of the step, and ``loss_operations`` of the
-        first one; ``end_tokens`` of each.
+        first one; ``end_tokens`` and ``edge_tokens`` of each.
         """
         columns: dict[str, Any] = {}
         if len(counts := host.get("target_places", ())):
             columns["target_places"] = counts.sum(0).tolist()
-        if len(ends := host.get("end_tokens", ())):
-            columns["end_tokens"] = ends.flatten().tolist()
+        for name in ("edge_tokens", "end_tokens"):
+            if len(numbers := host.get(name, ())):
+                columns[name] = numbers.flatten().tolist()
         if len(digests := host.get("loss_operations", ())):
             columns["loss_operations"] = int(digests[0])
         if len(inputs := host.get("loss_inputs", ())):
@@ -86,9 +96,20 @@ class TargetPlaceProbe(BackwardProbe):
         self._mask: Tensor | None = None
         self._eos = NO_TOKEN
         self._ends: list[tuple[Pass, Tensor]] = []
+        self._edges: list[tuple[Pass, Tensor]] = []
         self._inputs: list[tuple[Pass, Tensor]] = []
         self._rows: list[tuple[Pass, Tensor]] = []
         self._operations: list[tuple[Pass, Tensor]] = []
+
+    def _look_at_edges(self, step: Step) -> None:
+        counts = step.module is not None and not (in_backward() or self._passes.is_over)
+        # of the call itself: a script that names its batch may change it before that
+        ids = token_ids(*step.args, **step.kwargs) if counts and len(self._edges) < MAX_PASSES else None
+        if ids is not None and ids.shape[1] >= edge_tokens.FEWEST:
+            ids = local(ids)
+            mask = self._mask if ids is self._ids else attention_mask(*step.args, **step.kwargs)
+            row = edge_tokens.row_of(ids, None if mask is None else local(mask))
+            self._edges.append((self._passes.now(), row[None]))
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         backward_pass, ids = self._passes.backward_pass, self._ids

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 NUM_FIELDS = 4
 """Numbers of each tensor in ``input_values``."""
+NOISE, ROWS_ALIKE = 1, 2
+"""Bits of the last of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,14 @@ class InputFact:
 class InputValue:
     """What it was at a step: a digest of its content in all passes; ``single`` is the number that all of its elements
     are, None where they differ; ``is_noise`` whether it looks like independent numbers of a standard normal
-    distribution.
+    distribution; ``rows_alike`` whether all of its rows, two or more, begin with the same elements in each pass.
     """
 
     fact: InputFact
     digest: int
     single: float | None
     is_noise: bool
+    rows_alike: bool = False
 
 
 def facts_text(facts: Sequence[InputFact]) -> str:
@@ -52,8 +55,8 @@ def input_values(facts: str, numbers: Sequence[int]) -> tuple[InputValue, ...]:
     if len(numbers) != NUM_FIELDS * len(facts_of_row):
         return ()
     return tuple(
-        InputValue(fact, int(digest), _float_of(int(bits)) if single else None, bool(noise))
-        for fact, (digest, single, bits, noise) in zip(
+        InputValue(fact, digest, _float_of(bits) if single else None, bool(kinds & NOISE), bool(kinds & ROWS_ALIKE))
+        for fact, (digest, single, bits, kinds) in zip(
             facts_of_row, zip(*(iter(map(int, numbers)),) * NUM_FIELDS, strict=True), strict=True
         )
     )

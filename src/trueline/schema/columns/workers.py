@@ -26,6 +26,12 @@ SHARED_COLUMNS: tuple[Column, ...] = (
         "CPU time of the step that Trueline used, and its own waits.",
     ),
     Column("epoch", "int32", "", "How many times the training DataLoader had been iterated before; None if unseen."),
+    Column(
+        "loader_batches",
+        "int64",
+        "batches",
+        "On sampled steps, how many batches the pass over the training DataLoader has yielded so far; None if unseen.",
+    ),
     Column("num_micro", "int32", "", "Forward passes whose gradients the step descends (micro-batches)."),
     Column(
         "passes",

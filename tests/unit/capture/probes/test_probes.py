@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 from dataclasses import dataclass
 
@@ -193,6 +194,20 @@ def test_the_training_loader_is_the_one_whose_batches_are_still_to_come():
     probe.at_training_step()
     probe.detach()
     assert (probe.facts["dataset_len"], probe.epoch) == (4, 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_of_the_pass_over_the_training_data_are_counted(num_workers):
+    probe = EpochProbe()
+    loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=2, num_workers=num_workers)
+    seen = []
+    for _ in range(2):
+        for _ in loader:
+            probe.at_training_step()
+            seen.append(probe.take("updated", dataclasses.replace(STEP, sampled=True)))
+        assert "loader_batches" not in probe.take("updated", STEP)
+    probe.detach()
+    assert seen == [{"epoch": epoch, "loader_batches": batch} for epoch in range(2) for batch in (1, 2, 3)]
 
 
 # -- losses

@@ -37,8 +37,8 @@ def row_of(
     padded_B = ~attended_BT.all(1)
     # beside rows with padding, those without may have been cut at the greatest length, in the middle of a text
     counts_B = torch.where(padded_B.any(), padded_B, torch.ones_like(padded_B)) & attended_BT.any(1)
-    end, end_rows = _most(end_B, counts_B)
-    pad, _ = _most(ids_BT, ~attended_BT)
+    end, end_rows = most_of(end_B, counts_B)
+    pad, _ = most_of(ids_BT, ~attended_BT)
     numbers: list[Tensor | int] = [
         length,
         counts_B.sum(),
@@ -67,7 +67,7 @@ def _last_targets(target: Tensor, counts: Tensor, num_rows: int) -> tuple[Tensor
     at_L = torch.arange(target_BL.shape[1], device=target.device)
     last_B1 = torch.where(counts_BL, at_L, -1).amax(1, keepdim=True).clamp(min=0)
     has_target_B = counts_BL.any(1)
-    last, last_rows = _most(target_BL.gather(1, last_B1)[:, 0], has_target_B)
+    last, last_rows = most_of(target_BL.gather(1, last_B1)[:, 0], has_target_B)
     return has_target_B.sum(), last, last_rows
 
 
@@ -88,11 +88,11 @@ def _gaps(
         return 0, NO_TOKEN, 0, 0
     counts_BL, next_BL = counts_BL[:, :num], ids_BT[:, first : first + num]
     gaps_BL = ~counts_BL[:, 1:-1] & counts_BL[:, :-2] & counts_BL[:, 2:]
-    gap, gap_places = _most(next_BL[:, 1:-1], gaps_BL)
+    gap, gap_places = most_of(next_BL[:, 1:-1], gaps_BL)
     return gaps_BL.sum(), gap, gap_places, ((target == gap) & counts).sum()
 
 
-def _most(ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def most_of(ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """The id at most of the places that count, and at how many it is; ``NONE`` where none counts."""
     ids, counts = ids.flatten().to(torch.int64), counts.flatten()
     bins = torch.zeros(_BINS, dtype=torch.int64, device=ids.device)
