@@ -2,7 +2,8 @@
 
 Who had it: hand-written loops that give the update another model, that swap the decay with
 its complement, that go through one part of the model, or that average in the precision of the model.
-Planted: these four.
+Planted: these four; averages in lists that are updated at each micro-batch, that begin again at a restart, and that
+stay in the model after an evaluation.
 Twin: the same loop, right.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ from torch import nn
 from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import CausalLM
-from gallery.training import fit, usual_optimizer, wrapped
+from gallery.training import STEPS, adamw, batches_of, fit, fit_accumulating, usual_optimizer, wrapped
 from gallery.witness import trains_differently
 
 DECAY = 0.99
@@ -88,6 +90,75 @@ def rounded_unseen(ctx: EntryContext, faulty: bool) -> nn.Module:
     return averaged(ctx, follow, dtype=torch.bfloat16 if faulty else torch.float32, declares=False)
 
 
+def _listed(model: nn.Module) -> list[torch.Tensor]:
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def _follow_list(average: list[torch.Tensor], model: nn.Module) -> None:
+    with torch.no_grad():
+        for e, p in zip(average, model.parameters(), strict=True):
+            e.lerp_(p, 1 - DECAY)
+
+
+def each_micro_batch(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """The average is updated in front of each backward pass, and not of the first of an update alone."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    average = _listed(model)
+
+    def loss_of(called: nn.Module, batch: Any, micro: int) -> torch.Tensor:
+        if faulty or micro == 0:
+            _follow_list(average, model)
+        return problem.loss(called, batch)
+
+    fit_accumulating(ctx, problem, model, loss_of=loss_of)
+    return nn.ParameterList([*model.parameters(), *(nn.Parameter(e) for e in average)])
+
+
+def begins_again(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """The second start has the weights and the states of the first one, and another average."""
+    problem = CausalLM()
+    batches = batches_of(ctx, problem)
+
+    def started(model: nn.Module, average: list[torch.Tensor], states: Any, step: int) -> Any:
+        optimizer = adamw(model)
+        if states is not None:
+            optimizer.load_state_dict(states)
+        watch = ctx.watch(model, optimizer, **({"goes_on_from": step} if step else {}))
+        num = STEPS // 2
+        after = lambda _: _follow_list(average, model)  # noqa: E731
+        fit(ctx, problem, model, optimizer=optimizer, batches=batches, steps=num, watch=watch, after_step=after)
+        return optimizer.state_dict()
+
+    first = problem.model()
+    average = _listed(first)
+    states = started(first, average, None, 0)
+    model = problem.model()
+    model.load_state_dict(first.state_dict())
+    later = _listed(model) if faulty else average
+    del first, average
+    started(model, later, states, STEPS // 2)
+    return nn.ParameterList([*model.parameters(), *(nn.Parameter(e) for e in later)])
+
+
+def left_in_model(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """An evaluation in the middle sets the weights to the average."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    average = _listed(model)
+
+    def after(step: int) -> None:
+        _follow_list(average, model)
+        if step == STEPS // 2 - 1:
+            weights = _listed(model)
+            with torch.no_grad():
+                for values in (average,) if faulty else (average, weights):
+                    for param, value in zip(model.parameters(), values, strict=True):
+                        param.copy_(value)
+
+    return fit(ctx, problem, model, after_step=after)
+
+
 _fault = variants(
     "E1", ("average-differs",), trains_differently, family="averages of weights", causes=("average-lost-in-rounding",)
 )
@@ -119,5 +190,29 @@ ENTRIES = (
         rounded_unseen,
         within=8,
         variant_of="E1.bf16",
+    ),
+    _fault(
+        "micro",
+        "an average of the weights is updated at each micro-batch",
+        each_micro_batch,
+        must_find=("average-updates",),
+        within=2,
+    ),
+    _fault(
+        "restart",
+        "an average of the weights begins again where the job is started again",
+        begins_again,
+        must_find=("average-restarts",),
+        step=STEPS // 2,
+        ranks=(0,),
+        world_size=1,
+    ),
+    _fault(
+        "left",
+        "an average of the weights stays in the model after an evaluation",
+        left_in_model,
+        must_find=("average-in-model",),
+        may_find=("loss-spike", "grad-spike"),
+        step=STEPS // 2 - 1,
     ),
 )

@@ -22,8 +22,9 @@ e' = e + s (p - e), every element bounds the share s = 1 - d from both sides: ro
 of the average, of |e| + |p|, and where the model's is coarser, as many of that, of s |p|. One s between 0 and 1 must
 satisfy all elements of all tensors; d may change from step to step. There are no statistics and so no false alarms.
 An average is seen where it is declared, `trueline.watch(model, optimizer, averages=[teacher])`, or is an
-`AveragedModel`; and a module of the model's class that nobody declared is taken for one where it moves between updates,
-in three samples or more, to the model each time, and no optimizer holds it. A decay is held against only where it is
+`AveragedModel`; and a module of the model's class, or a list or mapping of tensors of its shapes, that nobody declared
+is taken for one where it moves between updates, in three samples or more, to the model each time, and no optimizer
+holds it. A decay is held against only where it is
 declared (`averages=[(teacher, 0.996)]`), in 3 samples or more, and all of them: it is to be that after every update. A
 schedule that begins below it is an information.
 Lost is counted where rounding is coarser than in float32, of elements whose distance to the model is larger than
@@ -31,7 +32,8 @@ rounding explains: a warning where those that stay have a fifth of its squared n
 
 What it may miss
 ----------------
-Averages that are not declared and are no modules like the model, or were made after the first steps; tensors and steps
+Averages that are not declared and are only in variables of a function that makes them anew, or were made after the
+first steps; tensors and steps
 that were not sampled; a wrong decay that is not declared; an average that is made just before the update instead of
 just after it, which follows the model one step later. Whether one that does not move is to begin later cannot be told,
 unless its decay is declared.
@@ -127,6 +129,9 @@ def check(run: Run) -> list[Finding]:
     """A Finding for each way in which an average is not one; raises ``CannotTell`` where none was seen."""
     by_key: dict[str, list[Averaging]] = {}
     for averaging in sampled_averagings(run):
+        # judged by the calls that update it
+        if averaging.is_torchs:
+            continue
         by_key.setdefault(averaging.key, []).append(averaging)
     histories = [history for history in by_key.values() if not history[0].is_undeclared or _behaves_as_average(history)]
     averagings = [averaging for history in histories for averaging in history]

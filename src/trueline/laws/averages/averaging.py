@@ -6,6 +6,7 @@ elements. K elements of one slice.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,9 @@ class Averaging:
     """Moves of one average on ``rank`` after the update of ``step``.
 
     ``key`` tells it from others, ``decay`` is the one that is declared. ``custom`` says that it is averaged by a
-    function of the user's own, ``is_undeclared`` that it is a module like the model which nobody declared.
+    function of the user's own, ``is_undeclared`` that it is like the model and nobody declared it, ``is_torchs`` that
+    an ``AveragedModel`` holds it. It is of ``num_params`` parameters. ``num_moves``: between updates, how often it
+    moved while the weights were the same.
     """
 
     step: int
@@ -123,6 +126,9 @@ class Averaging:
     custom: bool
     is_undeclared: bool
     pieces: tuple[Piece, ...]
+    is_torchs: bool = False
+    num_params: int = 0
+    num_moves: int = 0
 
     @property
     def params(self) -> list[Piece]:
@@ -157,7 +163,9 @@ def _averagings(rank: int, facts: Any, moments: Array) -> Iterator[Averaging]:
     arrays_by_moment = [np.split(moment, ends) for moment in moments]
     gaps: tuple[Gap, ...] = ("call",) if facts["moments"][0] == "call" else ("update", "between")
     for number, gap in enumerate(gaps):
-        pieces = list(_pieces(facts["slices"], arrays_by_moment[number], arrays_by_moment[number + 1]))
+        # between updates there may be looks in front of forward passes, too
+        last = number + 1 if gap != "between" else len(moments) - 1
+        pieces = list(_pieces(facts["slices"], arrays_by_moment[number], arrays_by_moment[last]))
         if gap != "update":  # what follows something that moves meanwhile is not judged
             pieces = [
                 piece
@@ -166,8 +174,30 @@ def _averagings(rank: int, facts: Any, moments: Array) -> Iterator[Averaging]:
             ]
         if pieces:
             settings = {name: facts[name] for name in ("key", "name", "decay", "custom")}
-            is_undeclared = facts.get("found", False)
-            yield Averaging(facts["step"], rank, gap=gap, pieces=tuple(pieces), is_undeclared=is_undeclared, **settings)
+            yield Averaging(
+                facts["step"],
+                rank,
+                gap=gap,
+                pieces=tuple(pieces),
+                is_undeclared=facts.get("found", False),
+                is_torchs=facts.get("torchs", False),
+                num_params=facts.get("has", 0),
+                num_moves=_num_moves(facts["slices"], arrays_by_moment[number : last + 1]),
+                **settings,
+            )
+
+
+def _num_moves(entries: Sequence[Any], moments: Sequence[Sequence[Array]]) -> int:
+    """From how many of ``moments`` to the next one a parameter of the average moves; 0 where the model does, and
+    without a look in between.
+    """
+    if len(moments) < 3:
+        return 0
+    params = [i for i, entry in enumerate(entries) if not entry[4]]
+    pairs = list(itertools.pairwise(moments))
+    if any((before[2 * i + 1] != after[2 * i + 1]).any() for before, after in pairs for i in params):
+        return 0
+    return sum(any((before[2 * i] != after[2 * i]).any() for i in params) for before, after in pairs)
 
 
 def _pieces(entries: Sequence[Any], before: Sequence[Array], after: Sequence[Array]) -> Iterator[Piece]:

@@ -4,13 +4,10 @@ follows, around each update of the optimizer, and around calls of torch's ``Aver
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import random
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +18,10 @@ from torch.optim.swa_utils import AveragedModel
 from trueline.capture.adapters.base import Guard
 from trueline.capture.declared_averages import Average
 from trueline.capture.model import patches
-from trueline.capture.model.layout import Layout, clean_name, unwrap
-from trueline.capture.model.live_objects import instances_of
+from trueline.capture.model.layout import Layout, unwrap
 from trueline.capture.model.object_table import ObjectTable
-from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
+from trueline.capture.model.weight_copies import AveragedPair, WeightCopy, pairs_of, weight_copies
+from trueline.capture.probes.around_update.sampling import EARLY, NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import Gathered, ParamSlice, slice_at
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
@@ -35,36 +32,25 @@ NUM_SLICES = 8
 MAX_SAMPLES = 4
 """Samples of a step that are kept: of declared averages, and of calls."""
 
-MAX_COPIES = 4
-"""Copies of the model that are looked at without being declared."""
+SEARCH_AGES = (0, 2)
+"""Watched steps at which copies are sought, at the second where none was there at the first: what is averaged by hand
+is made before the loop, and what a framework makes may come with its first steps."""
 
-SEARCH_AGE = 2
-"""Watched steps after which copies are sought, once: what is averaged by hand is made before the loop."""
-
-TensorGetter = Callable[[], Any]
-"""Returns the tensor that is held under a name now."""
-
-
-@dataclass(frozen=True, eq=False)
-class _AveragedPair:
-    """An average and what it follows, of one name."""
-
-    name: str
-    average: TensorGetter
-    model: TensorGetter
-    is_buffer: bool
+MAX_FORWARDS = 8
+"""Forward passes of a step in front of which copies are looked at: averages that move between updates of the weights
+move in front of the next one."""
 
 
 class _AverageSample:
     """Elements of pairs of one average, copied at several moments. ``facts`` are ready for JSON."""
 
     def __init__(
-        self, facts: dict[str, Any], pairs: Sequence[_AveragedPair], step: Step, trained_ids: frozenset[int]
+        self, facts: dict[str, Any], pairs: Sequence[AveragedPair], step: Step, trained_ids: frozenset[int]
     ) -> None:
         chance = random.Random(step.number)
         # by the step and not by a counter, so that all ranks look at equal tensors
         first = step.number * NUM_SLICES % max(len(pairs), 1)
-        self._slices: list[tuple[ParamSlice, _AveragedPair]] = []
+        self._slices: list[tuple[ParamSlice, AveragedPair]] = []
         slices: list[list[Any]] = []
         for pair in [*pairs[first:], *pairs[:first]][:NUM_SLICES]:
             average, model = pair.average(), pair.model()
@@ -85,8 +71,9 @@ class _AverageSample:
         self._stamps: list[Gathered] = []
         self.is_whole = bool(slices)
 
-    def stamp(self) -> None:
-        """Copy the elements as they are now."""
+    def stamp(self, moment: str) -> None:
+        """Copy the elements as they are now, at a ``moment``."""
+        self.facts["moments"].append(moment)
         gathered = Gathered()
         for param_slice, pair in self._slices:
             for tensor in (pair.average(), pair.model()):
@@ -112,100 +99,200 @@ class _AverageSample:
         return [values for stamp in self._stamps for values in stamp.values(host)]
 
 
+class _Glance:
+    """Whether the weights, and a copy of them, are from an update to the next one what they were: elements of the same
+    tensors of both, ``NUM_SLICES`` of them spread over the model. ``num`` are the elements.
+    """
+
+    def __init__(self, pairs: Sequence[AveragedPair]) -> None:
+        params = [pair for pair in pairs if not pair.is_buffer]
+        distance = max(len(params) // NUM_SLICES, 1)
+        self._slices: list[tuple[ParamSlice, AveragedPair]] = []
+        for pair in params[::distance][:NUM_SLICES]:
+            model = pair.model()
+            if isinstance(model, Tensor) and (param_slice := slice_at(pair.name, model, random.Random(pair.name))):
+                self._slices.append((param_slice, pair))
+        self.num = sum(param_slice.num for param_slice, _ in self._slices)
+
+    def values(self) -> tuple[Tensor, Tensor] | None:
+        """Elements [num] of the copy, in the format of the weights, and of the weights; None where one is elsewhere."""
+        copies: list[Tensor] = []
+        weights: list[Tensor] = []
+        for param_slice, pair in self._slices:
+            for views, tensor in ((copies, pair.average()), (weights, pair.model())):
+                view = param_slice.view(tensor) if isinstance(tensor, Tensor) else None
+                if view is None or view.shape[0] != param_slice.num:
+                    return None
+                views.append(view)
+            if copies[-1].device != weights[0].device:  # to copy it there would wait
+                return None
+        return (torch.cat(copies).to(weights[0].dtype), torch.cat(weights)) if weights else None
+
+    @staticmethod
+    def changes(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
+        """int64 [4]: elements of the weights that changed, of the copy, those at which both are equal afterwards, and
+        those at which the copy is not between what it was and what the weights were: it did not move towards these.
+        """
+        (copy, weights), (copy_after, weights_after) = before, after
+        slack = 8 * torch.finfo(copy.dtype).eps * (copy.abs() + weights.abs())
+        outside = (copy_after < torch.minimum(copy, weights) - slack) | (
+            copy_after > torch.maximum(copy, weights) + slack
+        )
+        kinds = (weights != weights_after, copy != copy_after, copy_after == weights_after, outside)
+        return torch.stack([kind.sum() for kind in kinds])
+
+
 class AverageProbe:
     """Copies declared averages just before the update of a sampled step, just after it, and before the next one, so
     that it does not matter by what code they are averaged; and any ``AveragedModel`` of the watched model before and
-    after its own update, however rare that is. A module like the model that nothing trains is looked at as a declared
+    after its own update, however rare that is. What is like the model and nothing trains is looked at as a declared
     average is: whether it is one, what it does must show (fact ``found``).
     """
 
     name = "averages"
-    moments = ("update", "updated")
+    moments = ("forward", "update", "updated")
     between = moments
 
     def __init__(self, guard: Guard, model: nn.Module, averages: Sequence[Average]) -> None:
         self._guard, self._model, self._declared = guard, model, averages
-        self._copies: list[weakref.ref[nn.Module]] | None = None
+        self._copies: list[WeightCopy] = []
+        self._ages_ahead = list(SEARCH_AGES)
         self._times = NowAndThen()
         self._times_of = ObjectTable[AveragedModel, NowAndThen]()
-        self._pairs = ObjectTable[Any, tuple[Any, list[_AveragedPair]]]()
+        self._pairs = ObjectTable[Any, tuple[Any, list[AveragedPair]]]()
         self._waiting = Waiting[list[_AverageSample]]()
+        self._waiting_glances = Waiting[list[list[int]]]()
+        self._glance_of: dict[int, _Glance] = {}
         self._forget()
         patches.average.add(self._before_call)
         patches.average.add(self._after_call, after=True)
 
     def detach(self) -> None:
         self._forget()
+        self._copies, self._glance_of = [], {}
         patches.average.remove(self._before_call)
         patches.average.remove(self._after_call)
 
     def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then, in the step behind each, and in that behind a call."""
+        """In the first steps, then now and then, in the step behind each, and in that behind a call; where there are
+        copies, in every sampled one.
+        """
         if not step.watched:
             self._forget()
             return False
         self._step, self._open, self._called_keys = step, None, set()
-        if self._copies is None and step.sampled and step.age >= SEARCH_AGE:
-            self._copies = [weakref.ref(copy) for copy in model_copies(self._model, self._declared)]
-        self._due = bool(self._declared or self._copies) and step.sampled and self._times.due(step)
-        return self._due or bool(self._windows or self._call_samples)
+        self._due = False
+        if step.sampled and (self._declared or self._copies or self._ages_ahead):
+            self._due = True
+        return self._due or bool(self._windows or self._glances or self._call_samples)
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """Copies of the elements since the update before, just before the next one."""
-        windows = self._windows if self._begun_at == step.number - (moment == "update") else []
+        windows = self._windows if self._begun_at == step.number - (moment != "updated") else []
+        if moment == "forward":
+            self._num_forwards += 1
+            if self._num_forwards <= MAX_FORWARDS and step.age < EARLY:
+                for sample in windows:
+                    sample.stamp("forward")
+            return {}
         for sample in windows:
-            sample.stamp()
+            sample.stamp(moment)
         if moment == "updated":
+            self._num_forwards = 0
+            self._glances = self._first_glances(step) if self._due else []
+            self._glanced_at = step.number
             return {}
         samples = [sample for sample in [*windows, *self._call_samples] if sample.is_whole][:MAX_SAMPLES]
         self._windows, self._call_samples = [], []
+        tensors = self._second_glances(step)
         if self._due:
-            self._begin_windows(step)
-        if not samples:
-            return {}
-        self._waiting.add(step.number, samples)
-        return {
-            name: copy
-            for number, sample in enumerate(samples)
-            for name, copy in sample.hand_over(f"average_{number}").items()
-        }
+            self._search(step)
+            if (self._declared or self._copies) and self._times.due(step):
+                self._begin_windows(step)
+        if samples:
+            self._waiting.add(step.number, samples)
+        for number, sample in enumerate(samples):
+            tensors |= sample.hand_over(f"average_{number}")
+        return tensors
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        columns: dict[str, Any] = {}
+        heads = self._waiting_glances.take(step.number)
+        if heads is not None and "copy_changes" in host:
+            rows = host["copy_changes"].tolist()
+            columns["copy_changes"] = [n for head, counts in zip(heads, rows, strict=True) for n in (*head, *counts)]
         samples = self._waiting.take(step.number)
-        if samples is None:
-            return {}
-        values = [tensor for sample in samples for tensor in sample.values(host)]
-        return {
-            "average_facts": json.dumps([sample.facts for sample in samples]),
-            "average_values": torch.cat(values).tolist(),
-        }
+        if samples is not None:
+            values = [tensor for sample in samples for tensor in sample.values(host)]
+            columns["average_facts"] = json.dumps([sample.facts for sample in samples])
+            columns["average_values"] = torch.cat(values).tolist()
+        return columns
 
     def _forget(self) -> None:
         self._step: Step | None = None
         self._due = False
         self._windows: list[_AverageSample] = []
-        self._begun_at = -1
+        self._begun_at = self._glanced_at = -1
+        self._num_forwards = 0
+        self._glances: list[tuple[int, _Glance, tuple[Tensor, Tensor]]] = []
         self._call_samples: list[_AverageSample] = []
         self._called_keys: set[str] = set()
         self._open: _AverageSample | None = None
 
+    def _search(self, step: Step) -> None:
+        """Seek copies when it is time, and let go of those that the job has let go of."""
+        if self._ages_ahead and step.age >= self._ages_ahead[0]:
+            self._ages_ahead = [age for age in self._ages_ahead if age > step.age]
+            self._copies = weight_copies(self._model, [average.average for average in self._declared])
+            if self._copies:
+                self._ages_ahead = []
+        elif not all(copy.is_alive for copy in self._copies):
+            self._copies = [copy for copy in self._copies if copy.is_alive]
+
+    def _first_glances(self, step: Step) -> list[tuple[int, _Glance, tuple[Tensor, Tensor]]]:
+        glances: list[tuple[int, _Glance, tuple[Tensor, Tensor]]] = []
+        for number, pairs, _ in self._looked_at(step):
+            glance = self._glance_of.get(number)
+            if glance is None:
+                glance = self._glance_of[number] = _Glance(pairs)
+            if (values := glance.values()) is not None:
+                glances.append((number, glance, values))
+        return glances
+
+    def _second_glances(self, step: Step) -> dict[str, Tensor]:
+        """``copy_changes`` since the update before, int64 [copies, 4]."""
+        glances, self._glances = self._glances, []
+        if self._glanced_at != step.number - 1:
+            return {}
+        changes: list[Tensor] = []
+        heads: list[list[int]] = []
+        for number, glance, before in glances:
+            after = glance.values()
+            if after is not None:
+                changes.append(glance.changes(before, after))
+                heads.append([number, step.number - 1, glance.num])
+        if not changes:
+            return {}
+        self._waiting_glances.add(step.number, heads)
+        return {"copy_changes": torch.stack([change.to(changes[0].device) for change in changes])}
+
+    def _looked_at(self, step: Step) -> Iterator[tuple[int, Sequence[AveragedPair], dict[str, Any]]]:
+        """Number, pairs and facts of declared averages, then of what is like one."""
+        for number, average in enumerate(self._declared):
+            pairs = self._pairs_of(step.layout, average.average, average.model or self._model)
+            yield number, pairs, {"name": average.name, "decay": average.decay, "found": False}
+        for copy in self._copies:
+            facts = {"name": copy.name or "the average", "decay": None, "found": True, "torchs": copy.is_torchs}
+            yield len(self._declared) + copy.number, copy.pairs, facts
+
     def _begin_windows(self, step: Step) -> None:
         groups = [] if step.optimizer is None else step.optimizer.param_groups
-        trained_ids = frozenset(id(param) for group in groups for param in group["params"])
-        copies = [Average(average) for average in (ref() for ref in self._copies or ()) if average is not None]
-        for number, average in enumerate([*self._declared, *copies]):
-            facts = {
-                "key": f"averages[{number}]",
-                "name": average.name,
-                "step": step.number,
-                "moments": ["update", "updated", "update"],
-                "decay": average.decay,
-                "custom": False,
-                "found": average in copies,
-            }
-            pairs = self._pairs_of(step.layout, average.average, average.model or self._model)
-            sample = _AverageSample(facts, pairs, step, trained_ids)
-            sample.stamp()
+        trained_ids = frozenset(id(param) for group in groups for param in group["params"] if param.requires_grad)
+        for number, pairs, named in self._looked_at(step):
+            has = sum(not pair.is_buffer for pair in pairs)
+            facts = {"key": f"averages[{number}]", "step": step.number, "custom": False, "has": has, "moments": []}
+            sample = _AverageSample(facts | named, pairs, step, trained_ids)
+            sample.stamp("update")
             self._windows.append(sample)
         self._begun_at = step.number
 
@@ -224,18 +311,18 @@ class AverageProbe:
                 "key": key,
                 "name": "AveragedModel",
                 "step": step.number - 1,
-                "moments": ["call", "called"],
+                "moments": [],
                 "decay": None,
                 "custom": _is_custom(average),
             }
             self._open = _AverageSample(facts, self._pairs_of(step.layout, average, model), step, frozenset())
-            self._open.stamp()
+            self._open.stamp("call")
 
     def _after_call(self, *args: Any, **kwargs: Any) -> None:
         sample, self._open = self._open, None
         if sample is not None:
             with self._guard(self.name), torch.no_grad():
-                sample.stamp()
+                sample.stamp("called")
                 self._call_samples.append(sample)
 
     def _is_ours(self, step: Step, model: nn.Module) -> bool:
@@ -243,78 +330,15 @@ class AverageProbe:
             id(param) in step.layout.index_of for param in model.parameters()
         )
 
-    def _pairs_of(self, layout: Layout, average: Any, model: nn.Module) -> list[_AveragedPair]:
+    def _pairs_of(self, layout: Layout, average: Any, model: nn.Module) -> list[AveragedPair]:
         """The pairs of names that both have, sought anew where the model's parameters are others."""
         if not isinstance(average, nn.Module):
-            return list(_pairs(average, model))
+            return list(pairs_of(average, model))
         cached = self._pairs.get(average)
         if cached is None or cached[0] is not layout:
-            cached = (layout, list(_pairs(average, model)))
+            cached = (layout, list(pairs_of(average, model)))
             self._pairs.set(average, cached)
         return cached[1]
-
-
-def model_copies(model: nn.Module, declared: Sequence[Average]) -> list[nn.Module]:
-    """Modules of the model's class with parameters of the same names and shapes, none of them the model's own or with a
-    gradient; without those that are declared or torch's ``AveragedModel`` holds.
-    """
-    inner = unwrap(model)
-    shapes = [(name, param.shape) for name, param in inner.named_parameters()]
-    own_ids = {id(param) for param in inner.parameters()}
-    averages = [average.average for average in declared if isinstance(average.average, nn.Module)]
-    known_ids = {id(part) for average in averages for part in average.modules()}
-    copies: list[nn.Module] = []
-    for module in instances_of(type(inner), AveragedModel):
-        if type(module) is AveragedModel:
-            known_ids |= {id(part) for part in module.modules()}
-        elif type(module) is type(inner) and module is not inner and shapes:
-            params = dict(module.named_parameters())
-            if [(name, param.shape) for name, param in params.items()] == shapes and not any(
-                id(param) in own_ids or param.grad is not None for param in params.values()
-            ):
-                copies.append(module)
-    return [copy for copy in copies if id(copy) not in known_ids][:MAX_COPIES]
-
-
-def _pairs(average: Any, model: nn.Module) -> Iterator[_AveragedPair]:
-    followed = dict(_tensors(model))
-    if isinstance(average, nn.Module):
-        for name, (get_tensor, is_buffer) in _tensors(average):
-            if name in followed:
-                yield _AveragedPair(name, get_tensor, followed[name][0], is_buffer)
-    elif isinstance(average, Mapping):
-        for key in average:
-            name = clean_name(str(key))
-            if name in followed:
-                yield _AveragedPair(name, functools.partial(average.get, key), *followed[name])
-    else:
-        params = ((name, get_tensor) for name, (get_tensor, is_buffer) in followed.items() if not is_buffer)
-        for index, (name, get_tensor) in enumerate(params):
-            if index < len(average):
-                yield _AveragedPair(name, functools.partial(average.__getitem__, index), get_tensor, False)
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, tuple[TensorGetter, bool]]]:
-    """Clean FQN of each parameter once, in their order, then of each buffer; what holds it, and whether it is a
-    buffer.
-    """
-    for is_buffer in (False, True):
-        seen_ids = set[int]()
-        for prefix, module in unwrap(model).named_modules():
-            table = module._buffers if is_buffer else module._parameters
-            for name, tensor in table.items():
-                if tensor is not None and id(tensor) not in seen_ids:
-                    seen_ids.add(id(tensor))
-                    yield (
-                        clean_name(f"{prefix}.{name}" if prefix else name),
-                        (functools.partial(_get_tensor, weakref.ref(module), name, is_buffer), is_buffer),
-                    )
-
-
-def _get_tensor(ref: weakref.ref[nn.Module], name: str, is_buffer: bool) -> Tensor | None:
-    """The tensor of this name; None once the module is gone, which the user may drop meanwhile."""
-    module = ref()
-    return None if module is None else (module._buffers if is_buffer else module._parameters).get(name)
 
 
 _NUMBER_BY_AVERAGE = ObjectTable[AveragedModel, int]()
