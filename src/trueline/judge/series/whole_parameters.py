@@ -102,6 +102,17 @@ def parts_of_one_model(run: Run) -> tuple[tuple[int, ...], ...]:
     return _with_equal_losses(run) if unshared_params(run) else ()
 
 
+def compute_pieces(run: Run, ranks: Sequence[int]) -> bool:
+    """True if ``ranks`` all exchange tensors within the forward pass, with some parameters of their own from the start
+    and some that are common to them: tensor parallelism by hand, whose losses need not be equal where each rank has
+    the loss of its own tokens (sequence parallelism).
+    """
+    if len(ranks) < 2 or not all(rank in run.env and run.env[rank].talks_in_forward for rank in ranks):
+        return False
+    unshared = unshared_params(run)
+    return bool(unshared) and any(name not in unshared for name in run.env[ranks[0]].params)
+
+
 def _with_equal_losses(run: Run) -> tuple[tuple[int, ...], ...]:
     """Sets of ranks that exchange tensors in the forward pass and have equal losses wherever they are known; or at the
     first step that has any, if they read the same samples then and after: copies that drift apart end it later.

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.judge.compared_ranks import Bools, Ints, columns_of, several_workers
+from trueline.judge.series.whole_parameters import compute_pieces
 from trueline.judge.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
@@ -144,6 +145,8 @@ def consumed_samples(run: Run) -> Samples:
         block_known=blocks_known,
         cut=frozenset(np.flatnonzero(np.diff(start_of_block)).tolist()),
     )
+    if compute_pieces(run, ranks):
+        samples = _keep_first_of_equals(samples)
     return _keep_first_piece(samples, run.manifest.pieces) if run.manifest.pieces else samples
 
 
@@ -153,16 +156,57 @@ def _keep_first_piece(samples: Samples, pieces: Sequence[Sequence[int]]) -> Samp
     steps' samples.
     """
     is_first_N = np.isin(samples.ranks, pieces[0])
+    if not _same_samples(samples, *np.flatnonzero(is_first_N).tolist()):
+        return samples
+    return _of_workers(samples, is_first_N)
+
+
+def _keep_first_of_equals(samples: Samples) -> Samples:
+    """``samples`` of one rank of each set that reads the same ones, where all sets are of one size, as those of ranks
+    that compute the pieces of one batch; raises ``CannotTell`` where that leaves one rank.
+    """
+    firsts: list[int] = []
+    set_N = np.zeros(len(samples.ranks), dtype=np.int64)
+    for worker in range(len(samples.ranks)):
+        equal = [first for first in firsts if _same_samples(_of_workers(samples, _are(samples, first, worker)), first)]
+        set_N[worker] = equal[0] if equal else worker
+        firsts += [] if equal else [worker]
+    sizes = np.bincount(set_N)[firsts]
+    if sizes[0] == 1 or np.any(sizes != sizes[0]):
+        return samples
+    if len(firsts) == 1:
+        raise CannotTell(
+            "these ranks exchange tensors within the forward pass, each with parameters of its own, and read the same "
+            "samples: they compute the pieces of one batch together",
+            reason="by-design",
+        )
+    return _of_workers(samples, _are(samples, *firsts))
+
+
+def _are(samples: Samples, *workers: int) -> Bools:
+    """[N] mask of these workers."""
+    return np.isin(np.arange(len(samples.ranks)), workers)
+
+
+def _of_workers(samples: Samples, chosen_N: Bools) -> Samples:
+    """The slots of the workers of this mask [N]."""
+    chosen = chosen_N[samples.worker]
+    arrays = {name: getattr(samples, name)[chosen] for name in _ARRAYS}
+    return replace(samples, **arrays)
+
+
+def _same_samples(samples: Samples, *first: int) -> bool:
+    """True if all workers but ``first`` read, in more than half of the samples of their first steps, what these read in
+    the same step.
+    """
+    is_first_N = _are(samples, *first)
     slots = np.flatnonzero(samples.step <= samples.step[0] + _NUM_FIRST_STEPS)
     group = first_equal(samples.step[slots] - samples.step[0], samples.digest[slots])
     worker = samples.worker[slots]
     shared = np.isin(group, group[is_first_N[worker]])
     all_N, shared_N = (np.bincount(worker, weights, minlength=len(is_first_N)) for weights in (None, shared))
-    if not np.all(2 * shared_N[~is_first_N] > all_N[~is_first_N]):
-        return samples
-    in_first_piece = is_first_N[samples.worker]
-    arrays = {name: getattr(samples, name)[in_first_piece] for name in _ARRAYS}
-    return replace(samples, **arrays)
+    further_N = ~is_first_N & (all_N > 0)
+    return bool(np.all(2 * shared_N[further_N] > all_N[further_N]))
 
 
 def common_share(samples: Samples, worker_a: int, worker_b: int, *, first: int, last: int) -> float | None:

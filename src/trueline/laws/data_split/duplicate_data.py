@@ -38,6 +38,10 @@ position: random numbers that are mixed into the batch are the same at every ste
 Ranks that exchanged nothing meanwhile, where the script reduces by hand, train alike and not together, as a teacher
 that each makes for itself: that is an information.
 
+Ranks that all exchange tensors within the forward pass, with some parameters in common and some of their own since the
+first step (tensor parallelism by hand, also where each has the loss of its own tokens), compute one batch together:
+those of a set that reads the same samples count as one, where all sets are of one size.
+
 Two workers are named together if the share of samples that they have in common in a step is likelier under the
 highest share of any pair than under chance.
 
@@ -46,7 +50,8 @@ What it may miss
 Two ranks that read the same samples in different steps (see shard-overlap); samples that are changed on the fly, as
 augmented images are, before they are digested; a Run that repeats one single batch, since then every worker repeats
 itself as well; samples of which there are so few that workers share most of them by chance, as the states of a small
-game; epochs of a single step, where padding repeats samples by design. It takes two or three steps with four
+game; epochs of a single step, where padding repeats samples by design; ranks whose experts are exchanged by hand, where
+all of them read the same. It takes two or three steps with four
 samples a worker, ten steps with one (`benchmarks/exact_checks/power.py`). In a data set that is read in file order,
 equal rows may follow each other and meet in one step by design; where a sampler declares that, the finding is a warning
 without a false-alarm rate.

@@ -64,6 +64,38 @@ def test_whole_sequences_that_ranks_cut_into_pieces_by_themselves_are_no_duplica
     assert tuple(rank for finding in duplicate_data.check(run) for rank in finding.ranks) == accused
 
 
+def rows_of_pieces(epochs, *, alike=()):
+    """Rows of ranks that read ``epochs`` and hold ``embed`` and ``head`` in common; pairs of ``alike`` all else too."""
+    rows = sample_rows(epochs, 4, num_steps=20)
+    for (step, rank), row in rows.items():
+        own = 1 + rank if rank not in alike else 99
+        row["param_digests"] = [step, 1000 * step + own, 2000 * step + own, 3 * step]
+        row["used_param_norms"] = [1.0, own, 2.0 * own, 1.0]
+    return rows
+
+
+def run_of_pieces(path, rows, num_ranks, **env):
+    envs = {rank: rank_env(rank, num_ranks, talks_in_forward=True, **env) for rank in range(num_ranks)}
+    return write_run(path, rows, envs=envs, adapter="manual")
+
+
+def test_ranks_that_compute_the_pieces_of_one_batch_read_the_same_by_design(tmp_path):
+    order = np.random.default_rng(1).permutation(512)
+    with pytest.raises(CannotTell, match="pieces of one batch") as reason:
+        duplicate_data.check(run_of_pieces(tmp_path / "pieces", rows_of_pieces([[order, order]]), 2))
+    assert reason.value.reason == "by-design"
+    replicas = run_of_pieces(tmp_path / "replicas", rows_of_pieces([[order, order]], alike=(0, 1)), 2)
+    assert len(duplicate_data.check(replicas)) == 1
+
+
+@pytest.mark.parametrize(("parts", "accused"), [([0, 0, 1, 1], ()), ([0, 0, 1, 2], (0, 1))])
+def test_pairs_of_pieces_read_the_same_and_a_single_pair_does_not(tmp_path, parts, accused):
+    order = np.random.default_rng(1).permutation(512)
+    rows = rows_of_pieces([[order[part::4] for part in parts]])
+    findings = duplicate_data.check(run_of_pieces(tmp_path, rows, 4))
+    assert tuple(rank for finding in findings for rank in finding.ranks) == accused
+
+
 def test_one_pair_among_healthy_ranks_is_named(tmp_path):
     epoch = HEALTHY["distributed sampler"](SIZE, np.random.default_rng(1), np.arange(512))[0]
     epoch[3] = epoch[1].copy()
