@@ -21,6 +21,9 @@ How it decides
   exchangeable, the probability that just the last m are the zeros is 1 / C(n + m, m). It is reported once that, times
   the number of parameters, is below the share: after seven steps early in a run, after three later.
 
+  A bias of a zero gradient is left out where the weight beside it has one: what arrives there sums to zero, as the
+  difference of two means does, and is not lost.
+
 Each has 1/32 of the budget of jumps along time, which is `false_alarms` of the plan (default 0.1) in 10,000 healthy
 steps. Several parameters at the same time are one finding. It names them in the order of backward: a gradient that is
 lost on its way is lost for all parameters behind that, so the first is the place to look at.
@@ -67,7 +70,7 @@ from typing import Any
 import numpy as np
 
 from trueline.judge.actions import record_step
-from trueline.judge.compared_ranks import Floats, sites_of
+from trueline.judge.compared_ranks import Bools, Floats, sites_of
 from trueline.judge.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.judge.stats.peaks_over_threshold import (
     HISTORY_STEPS,
@@ -138,7 +141,7 @@ def judge(series: WholeRun, budget: AlarmBudget, params: ParamNorms) -> list[Fin
     largest_T[params.indices] = np.where(np.isfinite(log_SP), log_SP, -np.inf).max(axis=1, initial=-np.inf)
     require_steps(largest_T, series, "norms of the gradients of parameters")
     starts = params.starts(series)
-    zeros = _find_zeros(np.where(learns_S, params.squared, np.nan), starts, budget)
+    zeros = _find_zeros(np.where(learns_S & ~_cancels(params), params.squared, np.nan), starts, budget)
     # Zeros are told by themselves: a norm that goes to zero also falls.
     falls = [
         fall
@@ -147,6 +150,20 @@ def judge(series: WholeRun, budget: AlarmBudget, params: ParamNorms) -> list[Fin
     ]
     findings = [_fall_finding(series, params, fall) for fall in falls]
     return findings + [_zeros_finding(series, params, run_of_zeros) for run_of_zeros in zeros]
+
+
+def _cancels(params: ParamNorms) -> Bools:
+    """[S, P] biases of which the gradient is zero while that of the weight beside it is not. What arrives at that module
+    is not zero, then; its sum is, as of a difference of two means over samples that a network takes alike.
+    """
+    at = {name: p for p, name in enumerate(params.names)}
+    cancels_SP = np.zeros(params.squared.shape, dtype=np.bool_)
+    for name, p in at.items():
+        module, _, kind = name.rpartition(".")
+        weight = at.get(f"{module}.weight") if kind == "bias" else None
+        if weight is not None:
+            cancels_SP[:, p] = (params.squared[:, p] == 0) & (params.squared[:, weight] > 0)
+    return cancels_SP
 
 
 def _find_falls(log_SP: Floats, starts: Sequence[int], budget: AlarmBudget) -> list[Spike]:

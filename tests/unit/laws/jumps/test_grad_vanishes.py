@@ -56,6 +56,17 @@ def test_an_exact_zero_is_found_once_after_a_few_steps(num_zeros):
     assert finding.false_alarm_rate < 1e-2
 
 
+def test_a_bias_whose_weight_has_a_gradient_cancels_and_is_not_lost():
+    """A critic's loss is a difference of two means: what both are alike in has a gradient of zero."""
+    norm_TP = param_norms()
+    norm_TP[AT:, 3] = 0
+    assert NAMES[3] == "layers.1.bias"
+    assert judge(norm_TP) == []
+    norm_TP[AT:, 2] = 0
+    (finding,) = judge(norm_TP)
+    assert finding.evidence["params"] == [NAMES[2], NAMES[3]]
+
+
 def test_what_is_usual_or_meant_is_silent():
     healthy = param_norms(2000)
     assert judge(healthy) == judge(healthy, grad_spike) == []
