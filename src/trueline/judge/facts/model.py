@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trueline.judge.series.whole_parameters import updates_others
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.text.words import counted, listed, named_some
@@ -143,13 +144,14 @@ def evaluation_modules(run: Run) -> tuple[str, Any]:
 
 
 def weight_dtypes(run: Run) -> tuple[str, Any]:
-    """Dtypes of parameters, with how many have each, and whether the framework updates copies of them in float32."""
+    """Dtypes of parameters, with how many have each, and whether the optimizer updates copies of them."""
     envs = _envs(run)
     numbers = Counter(dtype.removeprefix("torch.") for dtype in envs[0].param_dtypes)
     if not numbers:
         raise CannotTell("dtypes of parameters were not recorded")
     by_number = dict(numbers.most_common())
-    values = {"dtypes": by_number, "masters": run.manifest.adapter in WITH_MASTERS}
+    masters = run.manifest.adapter in WITH_MASTERS or updates_others(run, [env.rank for env in envs])
+    values = {"dtypes": by_number, "masters": masters}
     if len(by_number) == 1:
         return f"all parameters are {next(iter(by_number))}", values
     return f"of the parameters {listed([f'{num} are {dtype}' for dtype, num in by_number.items()])}", values

@@ -41,7 +41,7 @@ def unshared_params(run: Run) -> frozenset[str]:
         return frozenset()
     doubtful = [(at, name) for at, name in enumerate(env.params) if name in _in_doubt(env)]
     # An optimizer of float32 copies has no gradient norms under these names: then backward's own must tell.
-    if _updates_others(run, ranks):
+    if updates_others(run, ranks):
         sets = _with_equal_losses(run)
         parts = {name for at, name in doubtful if sets and all(_never_equal_norms(run, ranks, at) for ranks in sets)}
         return frozenset(parts) if any(differ.get(name) for name in parts) else frozenset()
@@ -113,6 +113,12 @@ def compute_pieces(run: Run, ranks: Sequence[int]) -> bool:
     return bool(unshared) and any(name not in unshared for name in run.env[ranks[0]].params)
 
 
+def updates_others(run: Run, ranks: Sequence[int]) -> bool:
+    """True if the optimizer holds none of the gradients that backward leaves, as where it updates float32 copies."""
+    norms = run.lists("used_param_norms", ranks=ranks)
+    return bool(run.lists("param_grad_norms", ranks=ranks)) and not any((row > 0).any() for row in norms.values())
+
+
 def _with_equal_losses(run: Run) -> tuple[tuple[int, ...], ...]:
     """Sets of ranks that exchange tensors in the forward pass and have equal losses wherever they are known; or at the
     first step that has any, if they read the same samples then and after: copies that drift apart end it later.
@@ -137,12 +143,6 @@ def _module(name: str) -> str:
 
 def _in_doubt(env: RankEnv) -> list[str]:
     return env.params if env.talks_in_forward else env.whole
-
-
-def _updates_others(run: Run, ranks: Sequence[int]) -> bool:
-    """True if the optimizer holds none of the gradients that backward leaves, as where it updates float32 copies."""
-    norms = run.lists("used_param_norms", ranks=ranks)
-    return bool(run.lists("param_grad_norms", ranks=ranks)) and not any((row > 0).any() for row in norms.values())
 
 
 def _never_equal_norms(run: Run, ranks: Sequence[int], index: int, *, column: str = "param_grad_norms") -> bool:

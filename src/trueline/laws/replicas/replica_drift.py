@@ -163,7 +163,8 @@ _STATISTICS = (
 @dataclass(frozen=True)
 class _Drift:
     """First and last step at which replicas of one key differ, the odd ranks and the parameters at the first.
-    ``equal_at``: the last step before at which they were equal, None where they never were.
+    ``equal_at``: the last step before at which they were equal, None where they never were. ``later``: parameters that
+    differ at the last step and did not at the first.
     """
 
     step: int
@@ -172,6 +173,7 @@ class _Drift:
     ranks: tuple[int, ...]
     names: tuple[str, ...]
     blames_all: bool
+    later: tuple[str, ...] = ()
 
 
 def check(run: Run) -> list[Finding]:
@@ -314,6 +316,7 @@ def _drift(
     env: Mapping[int, RankEnv], kind: TensorKind, replicas: _Replicas, by_step: dict[int, dict[int, NDArray[Any]]]
 ) -> _Drift | None:
     first: _Drift | None = None
+    last: dict[int, NDArray[Any]] = {}
     step_last = -1
     equal_ranks: dict[int, set[int]] = {}
     for step in sorted(by_step):
@@ -323,14 +326,17 @@ def _drift(
         if not _differ(list(digests_of.values())):
             equal_ranks[step] = set(digests_of)
             continue
-        step_last = step
+        step_last, last = step, digests_of
         if first is None:
             odd, names = _odd_ranks_and_names(env, kind, digests_of)
             # ranks that were not measured at a step may have differed there
             equal_steps = [earlier for earlier, ranks in equal_ranks.items() if ranks >= set(digests_of)]
             equal_at = max(equal_steps, default=None)
             first = _Drift(step, step, equal_at, odd, names, blames_all=len(odd) == len(digests_of))
-    return None if first is None else replace(first, step_last=step_last)
+    if first is None:
+        return None
+    _, at_last = _odd_ranks_and_names(env, kind, last)
+    return replace(first, step_last=step_last, later=tuple(name for name in at_last if name not in first.names))
 
 
 def _mask(env: RankEnv, names: frozenset[str], digests: NDArray[Any]) -> NDArray[Any]:
@@ -399,13 +405,16 @@ def _finding(kind: TensorKind, drifts: list[_Drift], *, at_end: bool = False) ->
         when = f"different at the first comparison, {moment}"
     else:
         when = f"equal before the update of step {equal_at} and different {moment}"
+    later = tuple(dict.fromkeys(name for drift in earliest for name in drift.later if name not in names))
+    step_last = max(drift.step_last for drift in drifts)
+    later_clause = f"; of {len(later)} more by step {step_last}: {named_some(later)}" if later else ""
     return Finding(
         code=CODE,
         severity="error" if kind == "parameter" else "warning",
-        claim=f"{_subject(earliest)} of {counted(len(names), kind)}, {when}: {named_some(names)}.",
+        claim=f"{_subject(earliest)} of {counted(len(names), kind)}, {when}: {named_some(names)}{later_clause}.",
         ranks=ranks,
         step_first=step,
-        step_last=max(drift.step_last for drift in drifts),
+        step_last=step_last,
         sites=sites_of(step, ranks[:2], phase=_PHASE[kind], names=names[: MAX_SITES // 2]),
         measured=float(len(names)),
         expected=0.0,

@@ -361,3 +361,14 @@ def test_what_is_frozen_is_named_by_its_outermost_parts(tmp_path, params, frozen
     env = rank_env(0, 1, params=params, param_shapes=[[2, 2]] * len(params), frozen=frozen)
     facts = read_facts(write_healthy_run(tmp_path / "run", healthy_rows(1, 3), envs={0: env}))
     assert next(fact for fact in facts.facts if fact.name == "parameters").marks["frozen-without-adapters"] == sentence
+
+
+@pytest.mark.parametrize("updates_copies", [True, False])
+def test_weights_in_16_bits_of_which_the_optimizer_updates_copies_are_usual(tmp_path, updates_copies):
+    rows = healthy_rows(2, 12)
+    for row in rows.values():
+        if updates_copies:
+            del row["used_param_norms"]
+    envs = {rank: rank_env(rank, 2, param_dtypes=["torch.bfloat16"] * 4) for rank in range(2)}
+    _, value = model.weight_dtypes(write_healthy_run(tmp_path, rows, envs=envs))
+    assert value == {"dtypes": {"bfloat16": 4}, "masters": updates_copies}

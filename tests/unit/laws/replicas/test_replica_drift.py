@@ -55,6 +55,15 @@ def test_all_parameters_are_counted_and_the_first_named(tmp_path):
     assert finding.evidence["names"] == list(PARAMS)
 
 
+def test_parameters_that_part_later_are_named_beside_the_first(tmp_path):
+    """Adam's first step hides a factor between gradients, and bfloat16 a small update: norms part later."""
+    rows = changed(healthy_rows(2, 9), "param_digests", 3, ranks=[1], step_first=1)
+    rows = changed(rows, "param_digests", 2, ranks=[1], step_first=5)
+    (finding,) = replica_drift.check(write_run(tmp_path, rows))
+    assert finding.evidence["names"] == ["head"]
+    assert finding.claim.endswith("different before that of step 1: head; of 1 more by step 8: blocks.0.bias.")
+
+
 def test_the_rank_is_named_by_the_first_parameter_that_differs(tmp_path):
     rows = changed(healthy_rows(4, 3), "param_digests", 1, ranks=[3], step_first=0)
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
