@@ -12,6 +12,18 @@ from typing import Any
 
 PLACE = Path(__file__).parent
 HALVES = ("open", "held")
+PEER = "traincheck"
+"""The set of reports that another tool was evaluated on. They are of no half: no digest chooses them."""
+PEER_REPORTS = tuple(
+    f"traincheck-{name}"
+    for name in (
+        "baichuan2-86", "deepspeed-1801", "deepspeed-5794", "lightning-thunder-725", "mmpretrain-702", "pytorch-51800",
+        "pytorch-84803", "pytorch-96600", "pytorch-104336", "pytorch-115607", "pytorch-forum-84911",
+        "stackoverflow-60335387", "stackoverflow-67180955", "transformers-17877", "transformers-23723",
+        "transformers-33844", "transformers-34204", "x-jxmnop-ddp-out-of-sync",
+    )
+)  # fmt: skip
+"""The 18 silent errors that TrainCheck (OSDI '25) names as detected, in its order; five are of a half."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +49,31 @@ class Report:
     """Regular expressions, whatever the case: of each list one must occur in one and the same line."""
     shows: str = ""
     """What the faulty job prints and its twin does not, where nobody watches."""
+    set: str = ""
+    """``PEER``, or '' for a report of a half."""
 
     @property
     def half(self) -> str:
-        """Which of ``HALVES`` it is of."""
-        return half(self.id)
+        """Which of ``HALVES`` it is of, or its set."""
+        return self.set or half(self.id)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What `traincheck.toml` keeps of the set ``PEER`` beside its reports."""
+
+    commit: str
+    """At which the set was tried first."""
+    tried: int
+    said: list[str]
+    """Ids of those that were said then."""
+    not_looked_at: dict[str, str]
+    """Of each that is not said, what would have to be looked at and is not."""
+
+
+def peer(place: Path = PLACE) -> Peer:
+    """What is kept of the set ``PEER``."""
+    return Peer(**tomllib.loads((place / f"{PEER}.toml").read_text(encoding="utf-8")))
 
 
 def half(name: str) -> str:
@@ -62,6 +94,8 @@ def wrong(report: Report, *, place: Path = PLACE) -> Iterator[str]:
         yield f"the source is '{report.url}'"
     if report.ranks not in (1, 2) or report.starts not in (1, 2) or len(report.arguments) != report.starts:
         yield f"{report.ranks} ranks, {report.starts} starts, arguments of {len(report.arguments)}"
+    if report.set not in ("", PEER):
+        yield f"the set is '{report.set}'"
     if not report.words or not all(report.words):
         yield "no words"
     broken = [f"'{word}': {error}" for words in report.words for word in words if (error := _error(word))]

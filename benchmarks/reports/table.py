@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.page import table
-from benchmarks.reports.catalogue import HALVES, Report
+from benchmarks.reports.catalogue import HALVES, PEER_REPORTS, Peer, Report
 from benchmarks.reports.trial import Tried
 
 INTRODUCTION = """\
@@ -15,12 +15,23 @@ in its file) one line of the first screen of `trueline check` has one of each li
 to confirm. *In `facts`* is one that only a line of `trueline facts` tells. A twin is *accused* where its exit code is
 1; every line to confirm about a twin counts as a wrong one. The half of a report is in the digest of its name: those
 that are *held* were not looked at while checks were built."""
+PEER_INTRODUCTION = """## The 18 of TrainCheck
+
+[TrainCheck](https://github.com/OrderLab/TrainCheck) (OSDI '25) learns invariants of healthy runs and names 18 silent
+errors that it detects with them; its artifact supports 15. Of each that is of no half there is a job of the same
+mechanism here too, with words that were fixed before it was tried, and nothing but its own Run is looked at: no healthy
+run is learned from. What needs two GPUs or a library that no CPU has is imitated, and its job says so. *First* is what
+was said when the set was tried for the first time, before anything was built for it."""
 LIMIT = 160
 
 
-def page(reports: Sequence[Report], trials: Iterable[Tried], head: str) -> str:
+def page(reports: Sequence[Report], trials: Iterable[Tried], head: str, peer: Peer | None = None) -> str:
     """The page in Markdown; a report that was not tried has no result."""
-    by_id = {tried.id: tried for tried in trials}
+    everything = {tried.id: tried for tried in trials}
+    in_set = {report.id for report in reports if report.set}
+    by_id = {name: tried for name, tried in everything.items() if name not in in_set}
+    of_peer = [report for report in reports if report.id in PEER_REPORTS]
+    reports = [report for report in reports if not report.set]
     sums = [_sums(name, [tried for tried in by_id.values() if tried.half == name]) for name in HALVES]
     figures = table(
         ["half", "reports tried", "said", "accused of something else", "nothing said", "of these in `facts`",
@@ -34,6 +45,8 @@ def page(reports: Sequence[Report], trials: Iterable[Tried], head: str) -> str:
     parts = [head, INTRODUCTION, figures, listed]
     if untried:
         parts.append(f"Not tried yet: {len(untried)} of {len(reports)}.")
+    if peer is not None:
+        parts += _peer_parts(of_peer, everything, peer)
     return "\n\n".join(parts) + "\n"
 
 
@@ -60,6 +73,27 @@ def unsaid(reports: Sequence[Report], trials: Iterable[Tried]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _peer_parts(reports: Sequence[Report], by_id: Mapping[str, Tried], peer: Peer) -> list[str]:
+    tried = [by_id[report.id] for report in reports if report.id in by_id]
+    said, wrong = [row for row in tried if row.said], [row for row in tried if row.wrong_lines]
+    figure = (
+        f"First (commit {peer.commit}): {len(peer.said)} of {peer.tried} said. Now {len(said)} of {len(tried)} said, "
+        f"and {len(wrong)} of their twins have a line; {len(reports) - len(tried)} of the 18 are held."
+    )
+    rows = [_peer_row(report, by_id.get(report.id), peer) for report in reports]
+    header = ["report", "mechanism", "first", "now", "what is said, or what is not looked at", "twin"]
+    return [PEER_INTRODUCTION, figure, table(header, rows)]
+
+
+def _peer_row(report: Report, tried: Tried | None, peer: Peer) -> list[str]:
+    link = f"[{report.id.removeprefix('traincheck-')}]({report.url})"
+    if tried is None:
+        return [link, "", "–", "held", "", ""]
+    first = "–" if report.half == HALVES[1] else "yes" if report.id in peer.said else "no"
+    line = (tried.said or [peer.not_looked_at.get(report.id, tried.fault.first)])[0]
+    return [link, report.mechanism, first, _answer(tried), _cell(line), _healthy(tried)]
+
+
 def _sums(name: str, trials: list[Tried]) -> list[str | int]:
     broke = [tried for tried in trials if tried.fault.broke or tried.twin.broke]
     said = [tried for tried in trials if tried.said]
@@ -82,18 +116,23 @@ def _sums(name: str, trials: list[Tried]) -> list[str | int]:
 
 
 def _row(report: Report, tried: Tried) -> list[str]:
-    twin = tried.twin
-    if twin.broke:
-        healthy = "broke"
-    else:
-        healthy = (
-            f"{'accused: ' if tried.twin_accused else 'to confirm: '}{twin.first}" if tried.wrong_lines else "silent"
-        )
     cells = [f"[{report.id}]({report.url})", report.half, report.mechanism]
-    answer = (
+    line = (tried.said or tried.facts or [tried.fault.first])[0]
+    return [*cells, _cell(line), _answer(tried), _healthy(tried)]
+
+
+def _answer(tried: Tried) -> str:
+    return (
         "yes" if tried.said else "something else" if tried.accused_otherwise else "in `facts`" if tried.facts else "no"
     )
-    return [*cells, _cell((tried.said or tried.facts or [tried.fault.first])[0]), answer, _cell(healthy)]
+
+
+def _healthy(tried: Tried) -> str:
+    if tried.twin.broke:
+        return "broke"
+    if not tried.wrong_lines:
+        return "silent"
+    return _cell(f"{'accused: ' if tried.twin_accused else 'to confirm: '}{tried.twin.first}")
 
 
 def _cell(text: str) -> str:

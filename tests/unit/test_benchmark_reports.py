@@ -60,7 +60,8 @@ def test_no_job_and_no_word_knows_who_watches():
 def test_the_half_is_in_the_last_digit_of_the_digest_of_the_name():
     # of sha256sum: that of a ends in b, which is 11, that of sinks in 6
     assert [catalogue.half(name) for name in ("a", "sinks")] == ["held", "open"]
-    assert {logged.half for logged in REPORTS} == {"open", "held"}
+    assert {logged.half for logged in REPORTS} == {"open", "held", "traincheck"}
+    assert report(set="traincheck").half == "traincheck"
 
 
 def test_what_is_wrong_with_a_report_is_said():
@@ -115,6 +116,7 @@ def test_the_page_counts_each_half_and_names_what_is_not_said():
     assert "| open | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 1 | 1 |" in page
     assert "| held | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 0 | 0 |" in page
     assert "Not tried yet: 1 of 3." in page
+    assert "TrainCheck" not in page
     listed = table.unsaid([report(), held], trials)
     assert "## a\n" in listed.split("# Twins")[0]
     assert "## sinks: exit code 0\n\n- odd" in listed
@@ -136,3 +138,33 @@ def test_what_only_a_fact_tells_is_not_said_and_is_counted_by_itself():
     page = table.page([of], [tried], "# Title")
     assert "| open | 1 | 0 | 0 | 1 | 1 | 0 | 0 | 0 | 0 |" in page
     assert f"| {fact} | in `facts` | silent |" in page
+
+
+def test_the_set_of_another_tool_has_a_table_of_its_own_and_is_in_no_half():
+    line = finding("The learning rate is 0 since update 60.", "confirm")
+    name, unsaid, held = "traincheck-pytorch-84803", "traincheck-baichuan2-86", "traincheck-mmpretrain-702"
+    peers = [report(id=name, set="traincheck"), report(id=unsaid, set="traincheck"), report(id=held)]
+    trials = [
+        trial_of(screen(findings=[line]), screen(), of=peers[0]),
+        trial_of(screen(), screen(findings=[finding("odd", "confirm")]), of=peers[1]),
+        trial_of(screen(findings=[line]), screen()),
+    ]
+    peer = catalogue.Peer("abc", 2, [name], {unsaid: "what is sent"})
+    page = table.page([*peers, report()], trials, "# Title", peer)
+    assert "| open | 1 | 1 |" in page
+    assert "Not tried yet: 1 of 2." in page
+    assert (
+        "First (commit abc): 1 of 2 said. Now 1 of 2 said, and 1 of their twins have a line; 1 of the 18 are held."
+        in page
+    )
+    rows = {row.split("]")[0][3:]: row for row in page.partition("## The 18")[2].splitlines() if row.startswith("| [")}
+    assert f"| yes | yes | {line['claim']} | silent |" in rows["pytorch-84803"]
+    assert "| no | no | what is sent | to confirm: odd |" in rows["baichuan2-86"]
+    assert rows["mmpretrain-702"].endswith("|  | – | held |  |  |")
+
+
+def test_what_is_kept_of_the_set_is_about_its_reports():
+    peer, names = catalogue.peer(), {logged.id for logged in REPORTS}
+    assert len(catalogue.PEER_REPORTS) == 18
+    assert {*catalogue.PEER_REPORTS, *peer.said, *peer.not_looked_at} <= names
+    assert {logged.id for logged in REPORTS if logged.set} <= {*catalogue.PEER_REPORTS}

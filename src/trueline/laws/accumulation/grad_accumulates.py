@@ -55,7 +55,7 @@ second.
 Example
 -------
 The gradients of 0.weight and 0.bias that an update had used were still there on rank 0 when the backward passes of
-steps 7-12 began, and were added to.
+steps 7-12 began, and were added to: no zero_grad cleared them.
 
 Wrong and right
 ---------------
@@ -164,7 +164,7 @@ def _uncleared_finding(run: Run, uncleared: PositionsByKey) -> Finding:
         severity="error",
         claim=f"The gradient{'' if len(names) == 1 else 's'} of {named_some(names)} that an update had used "
         f"{'was' if len(names) == 1 else 'were'} still there on {ranks_text(ranks)} when the backward passes of "
-        f"{steps_text(steps)} began, and were added to.",
+        f"{steps_text(steps)} began, and were added to: no zero_grad cleared {'it' if len(names) == 1 else 'them'}.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],

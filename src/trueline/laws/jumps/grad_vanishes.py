@@ -153,8 +153,8 @@ def judge(series: WholeRun, budget: AlarmBudget, params: ParamNorms) -> list[Fin
 
 
 def _cancels(params: ParamNorms) -> Bools:
-    """[S, P] biases of which the gradient is zero while that of the weight beside it is not. What arrives at that module
-    is not zero, then; its sum is, as of a difference of two means over samples that a network takes alike.
+    """[S, P] biases of which the gradient is zero while that of the weight beside it is not. What arrives at that
+    module is not zero, then; its sum is, as of a difference of two means over samples that a network takes alike.
     """
     at = {name: p for p, name in enumerate(params.names)}
     cancels_SP = np.zeros(params.squared.shape, dtype=np.bool_)
