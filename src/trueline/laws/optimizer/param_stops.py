@@ -14,12 +14,13 @@ The loss goes on falling a little, by what is still trained, or stays. A part of
 How it decides
 --------------
 Exactly. Of what no update changes: its 64-bit digests changed at three looks or more and are then the same to the end,
-while at every one of these looks something else has changed; it has gradients at 16 steps or more of that time, at
-which the learning rate times the norm of the gradient is not smaller than it was at a quarter of the steps at which it
-moved, so that rounding does not explain it; and at three sampled updates or more the optimizer holds it. Of a gradient
-of zero: it is there and zero on all ranks at each of the last 16 measured steps or more, and was not before. That is a
-warning where the values of the parameter are 0, too, as a product of such factors has no gradient, or where it is so of
-all that is trained; otherwise it is for you to confirm. Steps with a loss of 0 have no gradient and are left alone.
+while at every one of these looks something else has changed, and no parameter of its module does; it has gradients at
+16 steps or more of that time, and at eight the learning rate times the norm of the gradient is as large as at the
+quarter of steps that moved it least, so that rounding does not explain it; and at three sampled updates or more the
+optimizer holds it. Of a gradient of zero: it is there and zero on all ranks at each of the last 16 measured steps or
+more, and was not before. That is a warning where the values of the parameter are 0, too, as a product of such factors
+has no gradient, or where it is so of all that is trained; otherwise it is for you to confirm. Steps with a loss of 0
+have no gradient and are left alone.
 
 What it may miss
 ----------------

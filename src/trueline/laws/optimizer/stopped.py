@@ -21,6 +21,8 @@ FEWEST = 16
 """Steps with a gradient that a parameter stays at: as many as `untrained` asks for."""
 FEWEST_MOVES = 3
 """Looks at which it had changed before, and updates of which its optimizer is known afterwards."""
+SHARE, FEWEST_LARGE = 0.25, 8
+"""Steps after it stopped at which rate times gradient is as large as at the quarter of those that moved it least."""
 LONG = ("torch.float32", "torch.float64")
 """Dtypes of parameters that are looked at: in 16 bits rounding loses updates as weights grow (`update-lost`)."""
 
@@ -70,8 +72,11 @@ def stopped_params(run: Run) -> list[StoppedParams]:
         names_from: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         last = 0
         dtype_of = dict(zip(env.params, env.param_dtypes, strict=False))
-        for name, (start, num_steps, end) in _still(run, rank, env.params).items():
-            if dtype_of.get(name) not in LONG:
+        still = _still(run, rank, env.params)
+        # Of a bias alone all elements may be near 0 in its gradient.
+        moving_modules = {name.rpartition(".")[0] for name in env.params if name not in still}
+        for name, (start, num_steps, end) in still.items():
+            if dtype_of.get(name) not in LONG or name.rpartition(".")[0] in moving_modules:
                 continue
             held = [step for step in holders if step >= start]
             outside = any(name in sampled.outside[step, rank] or not sampled.num_held[step, rank] for step in held)
@@ -123,9 +128,9 @@ def _still(run: Run, rank: int, names: Sequence[str]) -> Mapping[str, tuple[int,
         if not before_S.any():
             continue
         sizes_S = rates_S * norms_SP[:, p]
-        # A product that is smaller than those that moved it may be lost to rounding.
-        large_S = since_S & (sizes_S >= sizes_S[before_S].min())
-        if large_S.sum() >= FEWEST:
+        # What is smaller may be lost to rounding.
+        large_S = since_S & (sizes_S >= np.quantile(sizes_S[before_S], SHARE))
+        if large_S.sum() >= FEWEST_LARGE and since_S.sum() >= FEWEST:
             still[name] = (int(steps_S[since_S][0]), int(since_S.sum()), int(steps_S[since_S][-1]))
     return still
 
