@@ -1,33 +1,7 @@
 """Updates of an optimizer, from its gradients, states and settings."""
 
-from trueline.schema.column import Column
+from trueline.laws.optimizer.columns import COLUMNS
 from trueline.schema.law import Code, Law
-
-COLUMNS: tuple[Column, ...] = (
-    Column(
-        "kept_gradients",
-        "list<int64>",
-        "",
-        "Positions in `RankEnv.params` of those whose gradient was still as the update before had left it when the "
-        "backward passes of this step began, and was added to; None where no gradients were looked at.",
-        after="unreduced_params",
-    ),
-    Column(
-        "update_facts",
-        "string",
-        "",
-        "On steps whose update is sampled, JSON of what the optimizer declares, and of which elements `update_values` "
-        "are.",
-        after="clip_values",
-    ),
-    Column(
-        "update_values",
-        "list<float64>",
-        "",
-        "Sampled elements of parameters, gradients and optimizer states before, then of parameters and states after "
-        "the update.",
-    ),
-)
 
 LAW = Law(
     columns=COLUMNS,
@@ -36,8 +10,10 @@ LAW = Law(
     probes=(
         "probe.updates",
         "probe.kept_gradients",
+        "probe.holdings",
     ),
     checks={
+        "decay-on-norms": Code(),
         "master-working-mismatch": Code(),
         "optimizer-detached": Code(explains=("param-frozen",), root="update"),
         "optimizer-state-stale": Code(
@@ -57,6 +33,7 @@ LAW = Law(
         ),
         "param-moves-without-gradient": Code(),
         "param-stops": Code(explains=("optimizer-state-stale", "*jump"), root="update"),
+        "updated-twice": Code(root="update"),
         "update-lost": Code(root="update"),
         "update-magnitude": Code(explains=("update-lost", "replica-drift", "*unlike-worker", "*jump"), root="update"),
     },

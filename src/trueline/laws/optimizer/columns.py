@@ -1,0 +1,108 @@
+"""The columns that this law measures, and what ``holdings`` holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trueline.schema.column import Column
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "kept_gradients",
+        "list<int64>",
+        "",
+        "Positions in `RankEnv.params` of those whose gradient was still as the update before had left it when the "
+        "backward passes of this step began, and was added to; None where no gradients were looked at.",
+        after="unreduced_params",
+    ),
+    Column(
+        "update_facts",
+        "string",
+        "",
+        "On steps whose update is sampled, JSON of what the optimizer declares, and of which elements `update_values` "
+        "are.",
+        after="clip_values",
+    ),
+    Column(
+        "update_values",
+        "list<float64>",
+        "",
+        "Sampled elements of parameters, gradients and optimizer states before, then of parameters and states after "
+        "the update.",
+    ),
+    Column(
+        "holdings",
+        "string",
+        "",
+        "Of a few steps, JSON of `Holdings`: the optimizers that made an update since the last sampled step, the decay "
+        "of each of their groups, and parameters that several of them updated by one gradient.",
+    ),
+)
+
+MAX_NAMES = 64
+"""Parameters that are named of one kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecayGroup:
+    """A group of an optimizer: its weight ``decay``, how many parameters it has, of the model and any, which of them
+    are weights of norms (the first ``MAX_NAMES``), and how many other vectors, such as biases.
+    """
+
+    decay: float
+    num: int
+    norms: tuple[str, ...]
+    num_vectors: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOf:
+    """An update of one optimizer, by the name of its class. ``default`` is the decay that groups have which name none;
+    None for an optimizer without.
+    """
+
+    optimizer: str
+    default: float | None
+    groups: tuple[DecayGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """The updates from ``step`` up to the next, in their order, each optimizer once; ``shared`` are the first
+    ``MAX_NAMES`` of ``num_shared`` parameters that two of them (``by``) updated by one and the same gradient: no
+    backward pass came between, and nobody wrote to it.
+    """
+
+    step: int
+    updates: tuple[StepOf, ...]
+    shared: tuple[str, ...]
+    num_shared: int
+    by: tuple[str, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Holdings:
+        """The same from what ``to_json`` gave."""
+        document: dict[str, Any] = json.loads(text)
+        return cls(
+            step=document["step"],
+            updates=tuple(_update_from(update) for update in document["updates"]),
+            shared=tuple(document["shared"]),
+            num_shared=document["num_shared"],
+            by=tuple(document["by"]),
+        )
+
+
+def _update_from(document: dict[str, Any]) -> StepOf:
+    groups: list[dict[str, Any]] = document["groups"]
+    return StepOf(
+        document["optimizer"],
+        document["default"],
+        tuple(
+            DecayGroup(group["decay"], group["num"], tuple(group["norms"]), group["num_vectors"]) for group in groups
+        ),
+    )

@@ -1,0 +1,171 @@
+"""Follow the updates of all optimizers of the process through one step: which parameters they hold, and by which
+gradients.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trueline.capture.model import patches
+from trueline.capture.model.contents import attributes
+from trueline.capture.model.layout import Layout
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.parts import ProbeParts
+from trueline.laws.optimizer.columns import MAX_NAMES, DecayGroup, Holdings, StepOf
+
+FIRST, FACTOR = 2, 8
+"""Age of the first step that is followed, when all parts of a job are there, and how many times as old the next is."""
+
+
+@dataclass
+class _Followed:
+    """The updates of one step. ``gradients`` has by parameter its gradient, how often that was written to, after how
+    many backward passes, and the optimizer that used it last.
+    """
+
+    step: int
+    layout: Layout
+    optimizers: dict[int, Optimizer] = field(default_factory=dict[int, Optimizer])
+    gradients: dict[int, tuple[weakref.ref[Tensor], int, int, Optimizer]] = field(
+        default_factory=dict[int, "tuple[weakref.ref[Tensor], int, int, Optimizer]"]
+    )
+    shared: dict[str, None] = field(default_factory=dict[str, None])
+    by: dict[str, None] = field(default_factory=dict[str, None])
+    num_backward: int = 0
+    depth: int = 0
+
+
+class HoldingProbe:
+    """The column ``holdings``, at the first sampled step after one that was followed."""
+
+    name = "holdings"
+    moments = ("update",)
+    between = None
+
+    def __init__(self, parts: ProbeParts) -> None:
+        self._model, self._guard = parts.model, parts.guard
+        self._next_age = FIRST
+        self._followed: _Followed | None = None
+        self._switch = patches.Switch()
+        patches.update_begins.add(self._at_update, switch=self._switch)
+        patches.update_ended.add(self._after_update, switch=self._switch)
+        patches.backward.add(self._at_backward, switch=self._switch)
+
+    def begin(self, step: Step) -> bool:
+        return step.watched and step.sampled and (self._followed is not None or step.age >= self._next_age)
+
+    def detach(self) -> None:
+        self._switch.set(False)
+        patches.update_begins.remove(self._at_update)
+        patches.update_ended.remove(self._after_update)
+        patches.backward.remove(self._at_backward)
+        self._followed = None
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """``holdings`` of the step that was followed; or this one is from here on."""
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            self._switch.set(False)
+            return {"holdings": self._holdings(followed).to_json()} if followed.optimizers else {}
+        self._next_age = FACTOR * max(step.age, 1)
+        self._followed = _Followed(step.number, step.layout)
+        if step.optimizer is not None:  # it has begun
+            self._note(step.optimizer)
+            self._followed.depth = 1
+        self._switch.set(True)
+        return {}
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def _at_backward(self, *args: Any, **kwargs: Any) -> None:
+        if self._followed is not None:
+            self._followed.num_backward += 1
+
+    def _at_update(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        followed = self._followed
+        if followed is None:
+            return
+        followed.depth += 1
+        # A wrapper's update is that of what it wraps.
+        if followed.depth == 1:
+            with self._guard(self.name):
+                self._note(optimizer)
+
+    def _after_update(self, *args: Any, **kwargs: Any) -> None:
+        if self._followed is not None:
+            self._followed.depth = max(self._followed.depth - 1, 0)
+
+    def _note(self, optimizer: Optimizer) -> None:
+        """The gradients that ``optimizer`` is about to use."""
+        followed = self._followed
+        if followed is None:
+            return
+        followed.optimizers.setdefault(id(optimizer), optimizer)
+        index_of, names = followed.layout.index_of, followed.layout.names
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                index, grad = index_of.get(id(param)), param.grad
+                if index is None or grad is None:
+                    continue
+                last = followed.gradients.get(index)
+                now = (grad._version, followed.num_backward)
+                if last is not None and last[0]() is grad and last[1:3] == now and last[3] is not optimizer:
+                    followed.shared[names[index]] = None
+                    followed.by |= {type(last[3]).__name__: None, type(optimizer).__name__: None}
+                followed.gradients[index] = weakref.ref(grad), *now, optimizer
+
+    def _holdings(self, followed: _Followed) -> Holdings:
+        norms = _norm_weights(self._model)
+        shared = list(followed.shared)
+        return Holdings(
+            step=followed.step,
+            updates=tuple(_update_of(optimizer, followed.layout, norms) for optimizer in followed.optimizers.values()),
+            shared=tuple(shared[:MAX_NAMES]),
+            num_shared=len(shared),
+            by=tuple(followed.by),
+        )
+
+
+def _norm_weights(model: nn.Module) -> set[int]:
+    """Identities of vectors that are the weights of modules which normalise, by the names of their classes."""
+    return {
+        id(param)
+        for module in model.modules()
+        if "norm" in type(module).__name__.lower()
+        for name, param in module._parameters.items()
+        if param is not None and name != "bias" and param.dim() == 1
+    }
+
+
+def _update_of(optimizer: Optimizer, layout: Layout, norms: set[int]) -> StepOf:
+    default = attributes(optimizer).get("defaults", {}).get("weight_decay")
+    return StepOf(
+        type(optimizer).__name__,
+        float(default) if isinstance(default, (int, float)) else None,
+        tuple(_group_of(group, layout, norms) for group in optimizer.param_groups),
+    )
+
+
+def _group_of(group: Mapping[str, Any], layout: Layout, norms: set[int]) -> DecayGroup:
+    decay = group.get("weight_decay", 0.0)
+    params: list[torch.Tensor] = group["params"]
+    names = [layout.names[layout.index_of[id(p)]] for p in params if id(p) in norms and id(p) in layout.index_of]
+    return DecayGroup(
+        decay=float(decay) if isinstance(decay, (int, float)) else 0.0,
+        num=len(params),
+        norms=tuple(names[:MAX_NAMES]),
+        num_vectors=sum(param.dim() <= 1 for param in params) - len(names),
+    )
+
+
+def make_probe(parts: ProbeParts) -> HoldingProbe:
+    """The probe of this law for one watched model."""
+    return HoldingProbe(parts)
