@@ -23,8 +23,9 @@ decay is less than half a rounding is right, and told by `update-lost`.
 Between two updates nothing may change: a count that is lower than the update before had left it, a state that is gone,
 or elements that are others (not all by one factor) are a warning, as is an optimizer that is made anew, with the same
 settings, more than once. It is one only where the weights had stayed as they were, or the schedule of the learning rate
-had gone on: a checkpoint of everything may be loaded while training goes on. Else, and where one optimizer is made anew
-once, as for a second stage, it is an information. A job that is started again is left alone.
+had gone on: a checkpoint of everything may be loaded while training goes on. Else it is to be confirmed where
+optimizers of the same settings are made again and again, and an information where one is made anew once, as for a
+second stage. A job that is started again is left alone.
 
 What it may miss
 ----------------
@@ -158,6 +159,7 @@ def _counts_finding(wrong: Sequence[JudgedUpdate], updates: Sequence[JudgedUpdat
 def _lost_finding(states: Sequence[LostState], steps: Sequence[int]) -> Finding:
     unmeant = [state for state in states if _is_unmeant(state, states)]
     candidates = unmeant or states
+    is_repeated = any(_is_of_several(state, states) for state in states)
     alike = [state for state in candidates if state.kind == candidates[0].kind]
     first = alike[0]
     affected = AffectedSlices([state.later for state in alike])
@@ -173,7 +175,7 @@ def _lost_finding(states: Sequence[LostState], steps: Sequence[int]) -> Finding:
     circumstance = f"a new {affected.optimizer} was made" if first.is_new_optimizer else "the job was not started again"
     return affected.finding(
         code=CODE,
-        severity="warning" if unmeant else "info",
+        severity="warning" if unmeant else "confirm" if is_repeated else "info",
         claim=f"{subject} of {named_some(affected.names)} on {ranks} {does} "
         f"{steps_text((sample.step for sample in affected.slices), among=steps)}: {circumstance}.",
         measured=after,
@@ -193,6 +195,10 @@ def _is_unmeant(state: LostState, states: Sequence[LostState]) -> bool:
     """True if the state was lost while the job went on, other than by one new optimizer."""
     if not state.job_went_on or not state.is_new_optimizer:
         return state.job_went_on
-    # One new optimizer may be meant, as at another stage of training; several of the same settings are not.
+    return _is_of_several(state, states)
+
+
+def _is_of_several(state: LostState, states: Sequence[LostState]) -> bool:
+    """True if several new optimizers have its settings: one may be meant, as at another stage of training."""
     alike = [new for new in states if new.is_new_optimizer and new.earlier.settings == state.earlier.settings]
-    return len({new.later.optimizer_number for new in alike}) > 1
+    return state.is_new_optimizer and len({new.later.optimizer_number for new in alike}) > 1

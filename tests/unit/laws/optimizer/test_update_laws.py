@@ -153,6 +153,21 @@ def test_an_optimizer_that_is_made_anew(tmp_path, at, severity):
     assert finding.claim.endswith("a new AdamW was made.")
 
 
+def test_optimizers_that_are_made_anew_between_samples(tmp_path):
+    """At steps between which nobody sees whether weights were loaded, too."""
+    torch.manual_seed(0)
+    model = mlp()
+    with trueline.watch(model, out=tmp_path / "run"):
+        for step in range(60):
+            if step in (0, 20, 40):
+                optimizer = adamw(model)
+            model(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    lost = [f for f in trueline.check(tmp_path / "run").findings if f.code == "optimizer-state-stale"]
+    assert [finding.severity for finding in lost] == ["confirm"]
+
+
 def test_two_optimizers_of_one_model_that_take_turns(tmp_path):
     torch.manual_seed(0)
     model = mlp()
