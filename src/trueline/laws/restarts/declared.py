@@ -13,15 +13,24 @@ COLUMNS: tuple[Column, ...] = (
         after="buffer_digests",
     ),
     Column("closing_states", "string", "", "The same when watching ended, after the update of this step, its last."),
+    Column(
+        "running_facts",
+        "string",
+        "",
+        "At the first sampled step from the third on, JSON of objects beside the model that have a mean and a spread "
+        "of the shape of a sample, and a count: class, and the names of these three.",
+    ),
+    Column("running_counts", "list<float64>", "", "On sampled steps from there on, the count of each of these."),
 )
 
 LAW = Law(
     columns=COLUMNS,
     answers={"facts": "facts.SUBJECTS"},
-    probes=("probe",),
+    probes=("probe.states", "probe.running"),
     checks={
         "restart-weights": Code(explains=("*jump",), dated=True),
         "restart-states": Code(explains=("optimizer-state-stale",), dated=True),
         "restart-rate": Code(dated=True),
+        "restart-statistics": Code(explains=("*jump",), dated=True),
     },
 )

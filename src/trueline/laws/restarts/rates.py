@@ -20,21 +20,23 @@ Rates = np.ndarray
 @dataclass(frozen=True, eq=False)
 class RatesAtStart:
     """``before`` and ``after`` [G] are those of the last update before a start and of its first one. ``as_left`` is
-    whether the command or a schedule explains the difference, ``went_back`` whether the schedule that was seen is at an
+    whether they differ by no more than those of two updates elsewhere, which a schedule moves, and ``is_meant`` whether
+    the command or a schedule explains the difference; ``went_back`` whether the schedule that was seen is at an
     earlier step than it had been, with the rates that the job began with.
     """
 
     before: Rates
     after: Rates
     as_left: bool
+    is_meant: bool
     went_back: bool
 
 
 def rates_at(run: Run, start: TakenOver) -> RatesAtStart | None:
     """None where one of them is unknown, or the optimizer has other groups.
 
-    As left are rates that differ by no more than those of two updates elsewhere, which a schedule moves; and rates that
-    they never were, which the command asks for, or to which they fall, as by a schedule that is stepped once an epoch.
+    Meant are those that are as left; and rates that they never were, which the command asks for, or to which they fall,
+    as by a schedule that is stepped once an epoch.
     """
     rows = {step: rates_G for (step, _), rates_G in run.lists("lr", ranks=[start.rank]).items()}
     before_G, after_G = rows.get(start.step - 1), rows.get(start.step)
@@ -53,9 +55,9 @@ def rates_at(run: Run, start: TakenOver) -> RatesAtStart | None:
     is_asked = any(_distance(after_G, np.full_like(after_G, rate)) <= rounding for rate in asked)
     is_again = any(_distance(rates_G, after_G) <= rounding for rates_G in earlier)
     moves_little = _distance(before_G, after_G) <= max(elsewhere, default=0.0) + rounding
-    as_left = moves_little or ((falls or is_asked) and not is_again)
+    is_meant = moves_little or ((falls or is_asked) and not is_again)
     is_first = _distance(earlier[0], after_G) <= rounding
-    return RatesAtStart(before_G, after_G, as_left, is_first and _goes_back(run, start))
+    return RatesAtStart(before_G, after_G, moves_little, is_meant, is_first and _goes_back(run, start))
 
 
 def _distance(a_G: Rates, b_G: Rates) -> float:

@@ -70,7 +70,7 @@ def check(run: Run) -> list[Finding]:
     pairs = [(start, rates) for start in taken_over(run) if (rates := rates_at(run, start)) is not None]
     if not pairs:
         raise CannotTell("no learning rates are known on both sides of a start")
-    changed = {id(start): rates for start, rates in pairs if not (rates.as_left or rates.went_back)}
+    changed = {id(start): rates for start, rates in pairs if not (rates.is_meant or rates.went_back)}
     starts = [start for start, _ in pairs if id(start) in changed]
     return [_finding(of_step, changed[id(of_step[0])]) for of_step in ranks_at(starts).values()]
 

@@ -1,0 +1,1 @@
+"""What is measured of a start: states of the optimizer, and running statistics beside the model."""
