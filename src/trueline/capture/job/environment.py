@@ -136,6 +136,27 @@ def autocast_state() -> dict[str, Any]:
     return {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)}
 
 
+_MIXED = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+"""What Accelerate calls the dtypes of autocast."""
+
+
+def autocast_of(module: nn.Module | None) -> dict[str, Any]:
+    """The autocast in which ``module`` is called, asked as it begins; or that which Accelerate has put into its
+    ``forward``, which nobody outside sees.
+    """
+    state = autocast_state()
+    accelerate: Any = sys.modules.get("accelerate.state")
+    if state or accelerate is None or module is None:
+        return state
+    inner = module._modules.get("module") or module
+    if "_original_forward" not in {**vars(module), **vars(inner)}:
+        return {}
+    shared = getattr(getattr(accelerate, "AcceleratorState", None), "_shared_state", {})
+    device = next((param.device.type for param in inner.parameters()), "cpu")
+    dtype = _MIXED.get(shared.get("_mixed_precision"))
+    return {} if dtype is None else {device: dtype}
+
+
 def describe_optimizer(optimizer: torch.optim.Optimizer | None, param_ids: Container[int]) -> dict[str, Any]:
     """Class and hyper-parameters per group, for the environment file; ``param_ids`` are the ``id`` of the model's
     parameters.

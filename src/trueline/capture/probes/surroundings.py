@@ -15,7 +15,7 @@ import xxhash
 from torch import nn
 
 from trueline.capture.dropout import dropping_parts
-from trueline.capture.job.environment import PLAIN, autocast_state, num_params, plain_value
+from trueline.capture.job.environment import PLAIN, autocast_of, num_params, plain_value
 from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout, clean_name, unwrap
 from trueline.capture.model.patches import PatchedCall
@@ -52,7 +52,7 @@ class SurroundingsProbe(FactProbe):
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         if moment == "forward":
-            step.facts["autocast"] = autocast_state()
+            step.facts["autocast"] = autocast_of(step.module)
             if step.module is not None and "repeated" not in step.facts:
                 step.facts["repeated"] = repeated_layers(step.module)
             outside = None if self._goes_round is None else self._goes_round()

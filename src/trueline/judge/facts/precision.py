@@ -21,7 +21,7 @@ def autocast(run: Run) -> tuple[str, Any]:
     """In which dtype the forward pass computes under autocast."""
     by_device = _env(run).autocast
     if not by_device:
-        return "no autocast in the forward pass", {}
+        return "the model is called outside of autocast", {}
     words = [f"{dtype.removeprefix('torch.')} on {device}" for device, dtype in by_device.items()]
     return f"autocast to {listed(words)}", dict(by_device)
 

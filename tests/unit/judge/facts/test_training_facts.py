@@ -62,7 +62,7 @@ def text_of(facts, name):
         ("learning-rate", "learning rate 0.5 at 0 → 0 at 6 → 0 at 11"),
         ("rate-zero", "6 of 12 updates had the learning rate 0 (50%): steps 6-11"),
         ("clipping", "gradients are clipped at the norm 0.0001: 12 of 12 sampled calls made them smaller"),
-        ("autocast", "no autocast in the forward pass"),
+        ("autocast", "the model is called outside of autocast"),
         ("starts", "started once"),
     ],
 )

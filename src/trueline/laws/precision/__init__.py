@@ -1,0 +1,1 @@
+"""The precision that is declared, and the one that is in force."""
