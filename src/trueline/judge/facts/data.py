@@ -112,12 +112,16 @@ def epoch_order(run: Run) -> tuple[str, Any] | None:
         "epochs": len(epochs),
         "as_the_first": sum(equal),
         "stream": bool(_loader(run).get("stream")),
+        "shuffles": _loader(run).get("shuffles"),
     }
 
 
-def has_one_order(value: Mapping[str, Any]) -> bool:
-    """Whether all epochs have the order of the first."""
-    return value["as_the_first"] == value["epochs"] - 1
+def streams_in_one_order(value: Mapping[str, Any]) -> bool:
+    """Whether all epochs of a stream have the order of the first. Of one that declares to shuffle, and of samplers,
+    `epochs-alike` tells it.
+    """
+    is_one = value["as_the_first"] == value["epochs"] - 1
+    return is_one and value["stream"] and value.get("shuffles") is not True
 
 
 def read_twice(run: Run) -> tuple[str, Any] | None:

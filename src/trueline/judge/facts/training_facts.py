@@ -33,10 +33,7 @@ SUBJECTS: tuple[Subject, ...] = (
         "data",
         "the order of epochs",
         data.epoch_order,
-        (
-            Mark("epochs-in-one-order", data.has_one_order),
-            Mark("stream-in-one-order", lambda value: value["stream"] and data.has_one_order(value)),
-        ),
+        (Mark("stream-in-one-order", data.streams_in_one_order),),
     ),
     Subject(
         "read-twice",
