@@ -20,7 +20,7 @@ from trueline.capture.model import patches
 from trueline.capture.model.contents import MAX_DEPTH, elements
 from trueline.capture.probes.base import FactProbe, Moment, Step
 from trueline.capture.probes.loader_order import declared_shuffle, order_state, samplers_of, splits_processes
-from trueline.capture.probes.loader_workers import copied_generators, seeds_workers_alike
+from trueline.capture.probes.loader_workers import copied_generators, seeds_workers_alike, workers_draw
 from trueline.tensor.memory import bits_of
 
 ROWS_LOOKED_AT = 64
@@ -50,6 +50,8 @@ class EpochProbe(FactProbe):
         self._step_facts: dict[str, Any] | None = None
         self._open: list[tuple[weakref.ref[Any], DataLoader[Any]]] = []
         self._iterator: weakref.ref[Any] | None = None
+        self._seeds: list[str] | None = None
+        self._seed_due = False
         patches.loader_iterator.add(self._at_iterator)
         patches.loader_iter.add(self._at_iter)
 
@@ -70,6 +72,8 @@ class EpochProbe(FactProbe):
 
     def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
         if moment == "updated":
+            if self._seed_due:
+                self._note_seed()
             columns = {} if self.epoch is None else {"epoch": self.epoch}
             return columns | self._batches() if step.sampled else columns
         self.at_training_step()
@@ -88,6 +92,8 @@ class EpochProbe(FactProbe):
             self._dataset = id(loader.dataset)
             self.epoch = self._count[self._dataset] - 1
             self.facts = describe_loader(loader) | {"orders": tuple(self._orders[self._dataset])}
+            if self.facts.get("workers_draw"):
+                self._seeds, self._seed_due = [], True
 
     def _batches(self) -> dict[str, int | None]:
         iterator = None if self._iterator is None else self._iterator()
@@ -113,6 +119,15 @@ class EpochProbe(FactProbe):
             if self.epoch < MAX_EPOCHS and self._step_facts is not None:
                 # another object: what has changed is told by comparing
                 self.facts = self._step_facts["data"] = self.facts | {"orders": tuple(orders)}
+                self._seed_due = self._seeds is not None
+
+    def _note_seed(self) -> None:
+        """Of the epoch that has begun, what torch seeds the loader's workers by."""
+        self._seed_due = False
+        seed = getattr(None if self._iterator is None else self._iterator(), "_base_seed", None)
+        if self._seeds is not None and self._step_facts is not None:
+            self._seeds.append(f"{seed:x}" if isinstance(seed, int) else "")
+            self.facts = self._step_facts["data"] = self.facts | {"worker_seeds": tuple(self._seeds)}
 
 
 def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -138,6 +153,7 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
             "persistent_workers": bool(loader.persistent_workers),
             "copied_generators": copied_generators(loader),
             "workers_seeded_alike": seeds_workers_alike(loader),
+            "workers_draw": workers_draw(loader),
         }
     if (shuffles := declared_shuffle(loader)) is not None:
         facts["shuffles"] = shuffles

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import random
 from collections.abc import Iterator
+from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -26,6 +27,12 @@ _READING_METHODS = ("__getitem__", "__getitems__", "__call__", "forward")
 _SEEDS = {"seed", "manual_seed", "seed_everything", "set_seed", "default_rng", "RandomState", "seed_all", "Generator"}
 _VARIES = {"initial_seed", "get_worker_info", "urandom", "time", "time_ns", "SeedSequence", "getpid", "getrandbits"}
 """Names by which a seed is another one in each worker."""
+_DRAWS = {
+    *("random", "rand", "rand_like", "randn", "randn_like", "randint", "randrange", "randperm", "uniform", "normal"),
+    *("choice", "choices", "shuffle", "sample", "permutation", "bernoulli", "multinomial", "beta", "gauss"),
+    *("uniform_", "normal_", "bernoulli_", "random_", "exponential_"),
+}
+"""Names by which code draws random numbers."""
 _MAX_HOLDERS, _MAX_CODE = 32, 64
 
 
@@ -47,6 +54,21 @@ def copied_generators(loader: DataLoader[Any]) -> list[str]:
             continue
         copied += [f"{type(holder).__name__}.{name}" for name in fields if name in names and name not in names_of_init]
     return copied
+
+
+def workers_draw(loader: DataLoader[Any]) -> bool:
+    """True if workers end with the epoch, and what they read samples by draws from streams that torch seeds in them, by
+    a number that the epoch begins with: from none of their own, seeding nothing.
+    """
+    if not loader.num_workers or loader.persistent_workers or isinstance(loader.dataset, IterableDataset):
+        return False
+    init = loader.worker_init_fn
+    names_of_init = _names(init.func if isinstance(init, partial) else init)
+    # initial_seed is made of that number
+    if names_of_init is None or (names_of_init & _SEEDS and "initial_seed" not in names_of_init):
+        return False
+    names = set[str]().union(*(_names_of_reading(type(holder)) for holder in _holders(loader.dataset)))
+    return bool(names & _DRAWS) and not names & (_SEEDS | _VARIES)
 
 
 def seeds_workers_alike(loader: DataLoader[Any]) -> bool:

@@ -4,7 +4,8 @@ What it finds
 -------------
 A generator that the data set makes once, `self.rng = np.random.default_rng(seed)`, and draws from as it reads a sample:
 every loader worker has a copy of it in one state, on every rank that was given the same seed, and begins again with
-that state in each epoch. To confirm: a `worker_init_fn` that gives all workers one seed.
+that state in each epoch. To confirm: a `worker_init_fn` that gives all workers one seed; epochs that seed their
+workers by one number.
 
 Why it matters
 --------------
@@ -21,6 +22,11 @@ methods that these name) uses the attribute, seeds nothing and does not ask for 
 
 A `worker_init_fn` counts where its code seeds, never uses the number that it is given, and names nothing that is
 another one in each worker (`initial_seed`, `get_worker_info`).
+
+Where workers end with the epoch and what they read by draws from global streams, the number that torch seeds them by is
+noted at the beginning of the first 8 epochs. Two epochs with one number draw alike: it is drawn from the loader's
+generator, or torch's own, which somebody seeds again. Numbers of 63 bits that are drawn are equal once in 1e18 pairs.
+Where such epochs have one order, too, and declare to shuffle, `epochs-alike` says so.
 
 What it may miss
 ----------------
@@ -82,8 +88,10 @@ def check(run: Run) -> list[Finding]:
         raise CannotTell("it was not looked at what the loader workers draw from", reason="not-recorded")
     copied = {rank: facts for rank, facts in workers.items() if facts.get("copied_generators") and _come_again(facts)}
     seeded = {rank: facts for rank, facts in workers.items() if facts.get("workers_seeded_alike")}
+    again = {rank: facts for rank, facts in workers.items() if len(_epochs_with_one_seed(facts)) > 1}
     findings = [_of_copies(run, copied)] if copied else []
-    return findings + ([_of_seed(run, seeded)] if seeded else [])
+    findings += [_of_seed(run, seeded)] if seeded else []
+    return findings + ([_of_epochs(run, again)] if again else [])
 
 
 def _come_again(facts: dict[str, Any]) -> bool:
@@ -108,6 +116,32 @@ def _of_copies(run: Run, copied: dict[int, dict[str, Any]]) -> Finding:
         "generator in the worker, from torch.initial_seed().",
     )
     return _finding(run, copied, "warning", claim, "copies", float(num), advice)
+
+
+def _epochs_with_one_seed(facts: dict[str, Any]) -> list[int]:
+    """Epochs whose workers are seeded by the number that most are; of those that begin in one order, and declare to
+    shuffle, one.
+    """
+    orders = facts.get("orders", ())
+    epochs_by_seed: dict[str, dict[str, int]] = {}
+    for epoch, seed in enumerate(facts.get("worker_seeds", ())):
+        order = orders[epoch] if epoch < len(orders) and facts.get("shuffles") is True else ""
+        epochs_by_seed.setdefault(seed, {}).setdefault(order or str(epoch), epoch)
+    return max((list(epochs.values()) for seed, epochs in epochs_by_seed.items() if seed), key=len, default=list[int]())
+
+
+def _of_epochs(run: Run, again: dict[int, dict[str, Any]]) -> Finding:
+    facts = again[min(again)]
+    num_epochs = len(_epochs_with_one_seed(facts))
+    claim = (
+        f"{num_epochs} of the first {counted(len(facts['worker_seeds']), 'epoch')} seed their loader workers by one "
+        "number: each of them draws the same random numbers, as of augmentations."
+    )
+    advice = (
+        "Seed once, before the first epoch: look for torch.manual_seed in the loop over epochs, or a DataLoader that "
+        "is made anew with a generator in one state.",
+    )
+    return _finding(run, again, "confirm", claim, "epochs", float(num_epochs), advice)
 
 
 def _of_seed(run: Run, seeded: dict[int, dict[str, Any]]) -> Finding:

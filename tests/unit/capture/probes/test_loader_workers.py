@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
-from trueline.capture.probes.loader_workers import copied_generators, seeds_workers_alike
+from trueline.capture.probes.loader_workers import copied_generators, seeds_workers_alike, workers_draw
 
 
 class Rows(Dataset):
@@ -116,6 +116,32 @@ def two_seeds(number):
 )
 def test_seeds_that_all_workers_are_given(function, expected):
     assert seeds_workers_alike(loader(Rows(), worker_init_fn=function)) is expected
+
+
+class Flipping(Rows):
+    def __getitem__(self, index):
+        return -index if torch.rand(()) < 0.5 else index
+
+
+def seeds_by_epoch(number, offset):
+    np.random.seed(torch.initial_seed() % 2**32 + offset)
+
+
+@pytest.mark.parametrize(
+    ("loading", "expected"),
+    [
+        (loader(Flipping()), True),
+        (loader(Subset(Flipping(), range(4))), True),
+        (loader(Flipping(), worker_init_fn=partial(seeds_by_epoch, offset=1)), True),
+        (loader(Rows()), False),
+        (loader(Flipping(), num_workers=0), False),
+        (loader(Flipping(), persistent_workers=True), False),
+        (loader(Flipping(), worker_init_fn=two_seeds), False),
+        (loader(Seeding(rng=random.Random(0))), False),
+    ],
+)
+def test_workers_that_draw_from_what_torch_seeds(loading, expected):
+    assert workers_draw(loading) is expected
 
 
 def test_copies_really_draw_alike():

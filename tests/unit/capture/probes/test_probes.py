@@ -210,6 +210,32 @@ def test_batches_of_the_pass_over_the_training_data_are_counted(num_workers):
     assert seen == [{"epoch": epoch, "loader_batches": batch} for epoch in range(2) for batch in (1, 2, 3)]
 
 
+class Flipped(Dataset):
+    """Rows that draw as they are read."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return index + torch.rand(())
+
+
+def test_seeds_of_loader_workers_are_noted_by_epoch():
+    probe, facts = EpochProbe(), {}
+    generator = torch.Generator()
+    for epoch in range(3):
+        generator.manual_seed(max(epoch, 1))
+        for _ in DataLoader(ROWS_THAT_DRAW, num_workers=1, generator=generator, multiprocessing_context="fork"):
+            probe.take("forward", dataclasses.replace(STEP, facts=facts))
+            probe.take("updated", dataclasses.replace(STEP, facts=facts))
+    probe.detach()
+    first, second, third = facts["data"]["worker_seeds"]
+    assert first == second != third
+
+
+ROWS_THAT_DRAW = Flipped()
+
+
 # -- losses
 
 

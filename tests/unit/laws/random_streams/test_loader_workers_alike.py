@@ -44,3 +44,22 @@ def test_workers_that_share_nothing_are_silent(tmp_path):
 def test_what_was_not_looked_at_cannot_be_judged(tmp_path, data):
     with pytest.raises(CannotTell):
         found_in(tmp_path, data)
+
+
+def test_epochs_that_seed_their_workers_by_one_number_are_to_be_confirmed(tmp_path):
+    data = WORKERS | {"worker_seeds": ["a", "a", "b", "a"], "orders": ["1", "2", "3", "4"], "shuffles": True}
+    (finding,) = found_in(tmp_path, data)
+    assert (finding.severity, finding.evidence["kind"], finding.measured) == ("confirm", "epochs", 3.0)
+    assert finding.claim.startswith("3 of the first 4 epochs seed their loader workers by one number")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"worker_seeds": ["a", "b", "c"]},
+        {"worker_seeds": ["", ""]},
+        {"worker_seeds": ["a", "a"], "orders": ["1", "1"], "shuffles": True},  # epochs-alike says that
+    ],
+)
+def test_epochs_that_draw_anew_are_silent(tmp_path, data):
+    assert found_in(tmp_path, WORKERS | data) == []
