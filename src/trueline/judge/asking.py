@@ -15,6 +15,11 @@ from trueline.store.reader import Run
 
 _log = logging.getLogger(__name__)
 
+ROWS_AT_ONCE = 10_000
+"""Rows of a Run that is read once for all checks. Of a larger one each check reads what it needs: of all columns at
+once, two copies would have to fit into memory.
+"""
+
 Answer = tuple[Finding, ...] | NotRun
 
 
@@ -27,6 +32,9 @@ def ask_checks(
     """
     answers: dict[str, Answer] = {}
     loads_ahead = followed is None  # else most of the checks that are left have nothing to read
+    if loads_ahead and len(run.steps) * len(run.ranks) <= ROWS_AT_ONCE:
+        run.load({name for check in checks if not check.across_ranks or compared is run for name in check.needs})
+        compared.load({name for check in checks if check.across_ranks for name in check.needs})
     if followed is not None:
         said, followed = follow(run, checks, followed)
         for code, answer in said.items():
