@@ -38,6 +38,7 @@ ranks.PRELOADED += (
     *("trueline.capture.launch", "trueline.rl.trl", "trueline.sinks.registry", "trueline.capture.trial.changes"),
     *(f"trueline.capture.adapters.{name}" for name in ("ddp", "deepspeed", "fsdp2", "megatron", "single")),
     "trueline.capture.trial.first_step",
+    "torch.distributed.pipelining",  # half a second in each rank, which looks for the sources of what it registers
     "pytest",  # which modules of tests import, and each new rank with them
     *("trueline.cli.main", "trueline.cli.run_end", "trueline.judge.check_run"),  # of the warm `trueline`
     *("trueline.capture.record.session", "trueline.capture.record.updates", "pyarrow.compute"),  # as calls are recorded

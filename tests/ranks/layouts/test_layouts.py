@@ -32,10 +32,18 @@ STEPS = 8
 
 
 @pytest.fixture(scope="module")
-def attached():
+def watching():
+    """The pool of a number of ranks whose trainings are watched, one for all tests."""
+    pools = {}
+    yield lambda world_size: pools.setdefault(world_size, Ranks(world_size))
+    for pool in pools.values():
+        pool.stop()
+
+
+@pytest.fixture(scope="module")
+def attached(watching):
     """Four ranks whose trainings are watched."""
-    with Ranks(4) as ranks:
-        yield ranks
+    return watching(4)
 
 
 def groups(path):
@@ -71,9 +79,8 @@ def test_stages_begin_together_at_their_first_update_and_only_the_last_has_a_los
     assert run.pivot("loss")[1].any(axis=0).tolist() == [False, False, True]
 
 
-def test_the_gradient_of_a_stage_of_ddp_is_that_of_all_its_micro_batches(tmp_path):
-    with Ranks(2) as ranks:
-        watched(ranks, "pp_ddp", tmp_path / "run", steps=2)
+def test_the_gradient_of_a_stage_of_ddp_is_that_of_all_its_micro_batches(watching, tmp_path):
+    watched(watching(2), "pp_ddp", tmp_path / "run", steps=2)
     job, model = train.Job(1), train.plain()
     inputs, labels = next(job.batches(1, 0))
     (4 * job.loss(model(inputs), labels)).backward()  # the schedule divides by its micro-batches at the end
@@ -124,18 +131,16 @@ def test_a_run_beside_it_of_another_start_is_not_taken_for_a_group(drifting, tmp
     assert run.problems == [f"rank {rank}: it wrote nothing in this Run of 4 ranks" for rank in (1, 3)]
 
 
-def test_a_replica_of_an_expert_that_is_not_reduced_is_found_among_its_replicas(tmp_path):
-    with Ranks(6) as ranks:
-        watched(ranks, "ep_hand", tmp_path / "run", steps=4, fault="expert not reduced", bad=(2,))
+def test_a_replica_of_an_expert_that_is_not_reduced_is_found_among_its_replicas(watching, tmp_path):
+    watched(watching(6), "ep_hand", tmp_path / "run", steps=4, fault="expert not reduced", bad=(2,))
     (finding,) = [one for one in trueline.check(tmp_path / "run").findings if one.is_grave]
     assert (finding.code, finding.ranks) == ("replica-drift", (2,))
     assert all(".expert." in name for name in finding.evidence["names"])
 
 
 @pytest.mark.parametrize("mode", ["cp_ddp", "cp_fsdp2"])
-def test_ranks_are_compared_with_those_that_hold_the_same_piece_of_their_sequences(tmp_path, mode):
-    with Ranks(6) as ranks:
-        watched(ranks, mode, tmp_path / "run", steps=18, fault="loss x 1.5", bad=(2,))
+def test_ranks_are_compared_with_those_that_hold_the_same_piece_of_their_sequences(watching, tmp_path, mode):
+    watched(watching(6), mode, tmp_path / "run", steps=18, fault="loss x 1.5", bad=(2,))
     (run,) = groups(tmp_path / "run")
     assert run.manifest.pieces == [[0, 2, 4], [1, 3, 5]]
     assert serious(trueline.check(tmp_path / "run")) == [("loss-scale-wrong", (2,)), ("worker-scale", (2,))]
@@ -164,7 +169,6 @@ def test_the_piece_of_a_rank_is_its_place_on_every_axis_that_is_called_so():
 
 
 @pytest.mark.parametrize("mode", ["ep_hand", "ep_ddp"])
-def test_experts_that_one_rank_each_holds_may_begin_with_equal_biases(tmp_path, mode):
-    with Ranks(2) as ranks:
-        watched(ranks, mode, tmp_path / "run", steps=4)
+def test_experts_that_one_rank_each_holds_may_begin_with_equal_biases(watching, tmp_path, mode):
+    watched(watching(2), mode, tmp_path / "run", steps=4)
     assert serious(trueline.check(tmp_path / "run")) == []
