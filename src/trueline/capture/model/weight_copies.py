@@ -79,7 +79,7 @@ class _Container:
 
     def __init__(self, values: Any) -> None:
         self.values = values
-        self._size = len(values)
+        self._size = _num(values)
         self._owner: weakref.ref[Any] | None = None
         self._key = ""
 
@@ -94,7 +94,7 @@ class _Container:
         """Take what the owner has now, and let go of what nobody has."""
         owner = None if self._owner is None else self._owner()
         now = None if owner is None else attributes(owner).get(self._key)
-        if type(now) is type(self.values) and now is not self.values and len(now) == self._size:
+        if type(now) is type(self.values) and now is not self.values and _num(now) == self._size:
             self.values = now
         elif self.values is not None and sys.getrefcount(self.values) <= _HELD_BY_US:
             self.values = None
@@ -102,10 +102,16 @@ class _Container:
     def tensor(self, key: Any) -> Any:
         """The tensor at ``key``; None without one."""
         values = self.values
-        try:
-            return None if values is None else values[key]
-        except (KeyError, IndexError):
+        if values is None:
             return None
+        if issubclass(type(values), dict):
+            return dict.get(values, key)
+        return list.__getitem__(values, key) if key < list.__len__(values) else None
+
+
+def _num(values: Any) -> int:
+    """How many a list or dict holds, without code of a subclass of the user's, which may load them."""
+    return dict.__len__(values) if issubclass(type(values), dict) else list.__len__(values)
 
 
 def weight_copies(model: nn.Module, declared: Sequence[Any] = ()) -> list[WeightCopy]:
@@ -196,11 +202,11 @@ def _like_containers(
     orders = [trained] if len(trained) == len(params) else [trained, list(params)]
     shapes_by_size = {len(order): (order, [params[name].shape for name in order]) for order in orders}
     for values in containers:
-        size = len(values)
+        size = _num(values)
         if size * 2 < len(trained):
             continue
         is_dict = issubclass(type(values), dict)
-        first = next(iter(dict.values(values) if is_dict else list.__iter__(values)))
+        first = next(iter(dict.values(values) if is_dict else list.__iter__(values)), None)
         if not issubclass(type(first), Tensor):
             continue
         keys = _keys_by_name(values, params, trained) if is_dict else {}
@@ -209,10 +215,10 @@ def _like_containers(
             tensors = list(dict.values(values) if is_dict else list.__iter__(values))
             if all(issubclass(type(x), Tensor) and x.shape == shape for x, shape in zip(tensors, shapes, strict=True)):
                 keys = dict(zip(order, dict.keys(values) if is_dict else itertools.count(), strict=False))
-        tensors = {name: values[key] for name, key in keys.items()}
-        if not keys or any(_is_trained(x, params[name], trained_ids) for name, x in tensors.items()):
-            continue
         container = _Container(values)
+        tensors_by_name = {name: container.tensor(key) for name, key in keys.items()}
+        if not keys or any(_is_trained(x, params[name], trained_ids) for name, x in tensors_by_name.items()):
+            continue
         pairs = [
             AveragedPair(name, functools.partial(container.tensor, key), followed[name], False)
             for name, key in keys.items()

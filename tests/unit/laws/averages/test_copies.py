@@ -233,3 +233,25 @@ def test_what_is_trained_and_what_is_not_like_the_model_is_no_copy(net):
     state, lists = model.state_dict(), [list(model.parameters()), [param.detach()[:1] for param in model.parameters()]]
     assert weight_copies(model) == []
     del larger, optimizer, state, lists
+
+
+def test_no_code_of_the_users_containers_runs(net):
+    class Lazy(dict):
+        """As transformers has them: asked for its length it loads everything."""
+
+        def __len__(self):
+            raise AssertionError("asked")
+
+        __iter__ = __getitem__ = keys = values = items = __len__
+
+    class LazyList(list):
+        def __len__(self):
+            raise AssertionError("asked")
+
+        __iter__ = __getitem__ = __len__
+
+    model = net()
+    copies = {name: param.detach().clone() for name, param in model.named_parameters()}
+    held = [Lazy(), LazyList(), Lazy(copies), LazyList(copies.values())]
+    assert [copy.pairs[0].average() is copies["0.weight"] for copy in weight_copies(model)] == [True] * 3
+    del held
