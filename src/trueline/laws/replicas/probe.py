@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from trueline.capture.model.layout import Layout, local, named_buffers, unwrap
 from trueline.capture.probes.base import Moment, Step
@@ -20,7 +21,8 @@ class ReplicaProbe:
     parameters again when watching ends.
 
     Buffers not before the update, because DDP broadcasts them just before the forward pass and every worker's own batch
-    changes them (BatchNorm) just after; and not in an evaluation, which may go round DDP and changes none.
+    changes them (BatchNorm) just after; and not in an evaluation, which may go round DDP and changes none. Those of a
+    DDP that is inside of the model are left out: it broadcasts them within the forward pass.
     """
 
     name = "replicas"
@@ -30,6 +32,8 @@ class ReplicaProbe:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._has_buffers = False
+        self._layout: Layout | None = None
+        self._broadcast: frozenset[int] = frozenset()
 
     def begin(self, step: Step) -> bool:
         self._has_buffers = False
@@ -44,7 +48,9 @@ class ReplicaProbe:
         module = step.module
         if self._has_buffers or module is None or module is not unwrap(self._model) or not module.training:
             return {}
-        step.facts["buffers"], digests = buffer_digests(self._model)
+        if step.layout is not self._layout:
+            self._layout, self._broadcast = step.layout, broadcast_inside(self._model)
+        step.facts["buffers"], digests = buffer_digests(self._model, without=self._broadcast)
         self._has_buffers = digests is not None
         return {} if digests is None else {"buffer_digests": digests}
 
@@ -61,11 +67,19 @@ def param_digests(layout: Layout) -> Tensor:
     return digest_each([None if p is layout.absent else local(p) for p in params], layout.device)
 
 
-def buffer_digests(model: nn.Module) -> tuple[list[str], Tensor | None]:
-    """Names and int64 [B] digests of the registered buffers, but for those that have no bits of their own; None without
-    buffers.
+def broadcast_inside(model: nn.Module) -> frozenset[int]:
+    """The ids of buffers that a DDP inside of ``model`` broadcasts as its own forward pass begins."""
+    if isinstance(model, DistributedDataParallel):
+        return frozenset()
+    inner = [part for part in model.modules() if isinstance(part, DistributedDataParallel) and part.broadcast_buffers]
+    return frozenset(id(buffer) for part in inner for buffer in part.module.buffers())
+
+
+def buffer_digests(model: nn.Module, *, without: Container[int] = frozenset()) -> tuple[list[str], Tensor | None]:
+    """Names and int64 [B] digests of the registered buffers, but for those that have no bits of their own and those of
+    the ids ``without``; None without buffers.
     """
-    pairs = [(name, local(buffer)) for name, buffer in named_buffers(model)]
+    pairs = [(name, local(buffer)) for name, buffer in named_buffers(model) if id(buffer) not in without]
     pairs = [(name, buffer) for name, buffer in pairs if is_readable(buffer)]
     if not pairs:
         return [], None
