@@ -17,6 +17,7 @@ COLUMNS: tuple[Column, ...] = (
 
 LAW = Law(
     columns=COLUMNS,
+    answers={"facts": "facts.SUBJECTS"},
     probes=("probe",),
     checks={
         "grad-accumulates": Code(explains=("loss-scale-wrong", "*unlike-worker", "*jump"), signal="grad_norm"),
