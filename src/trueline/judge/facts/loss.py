@@ -5,6 +5,7 @@ T steps.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,18 @@ FEWEST = 8
 """Steps from which on that is asked: of 6 in random order, only the falling one, of 720, is so seldom."""
 
 
+def falls_below_zero(value: Mapping[str, Any]) -> bool:
+    """True of a loss that fell, and was below 0 in the end."""
+    return value.get("fell") is True and value["last"] < 0
+
+
+def sign_to_confirm(value: Mapping[str, Any]) -> str:
+    """What is to be confirmed of a loss that falls below 0."""
+    return (
+        f"the loss fell below 0, from {value['first']:.4g} to {value['last']:.4g}: is a sign missing, or is it meant?"
+    )
+
+
 def loss(run: Run) -> tuple[str, Any]:
     """Mean loss of the first and of the last steps, whether it fell beyond chance, and whether it still does."""
     steps_T, loss_T = mean_losses(run)
@@ -31,7 +44,7 @@ def loss(run: Run) -> tuple[str, Any]:
     # Of a short training the first and the last step, of a long one means that single steps do not move.
     num = num_of_ends(len(loss_T))
     first, last = float(loss_T[:num].mean()), float(loss_T[-num:].mean())
-    values: dict[str, Any] = {"first": first, "last": last, "steps": num}
+    values: dict[str, Any] = {"first": first, "last": last, "steps": num, "models": len(run.models)}
     of_which = "the first and the last step" if num == 1 else f"means of the first and the last {num} steps"
     text = f"from {first:.4g} to {last:.4g} ({of_which})"
     if len(loss_T) > 1 and np.all(loss_T == loss_T[0]):

@@ -102,7 +102,9 @@ SUBJECTS: tuple[Subject, ...] = (
         (
             Mark("loss-did-not-fall", lambda value: value.get("fell") is False and not value.get("rose")),
             Mark("loss-never-moves", lambda value: value.get("constant") is True),
-            Mark("loss-rose", lambda value: value.get("rose") is True),
+            # Of models that train against each other, what one gains another loses.
+            Mark("loss-rose", lambda value: value.get("rose") is True and not value.get("models")),
+            Mark("loss-below-zero", loss.falls_below_zero, loss.sign_to_confirm),
         ),
     ),
     Subject("optimizer", "update", "the optimizer", update.optimizer),

@@ -21,6 +21,11 @@ SHORT = ("bfloat16", "float16")
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """Settings that a schedule changes, of which the line of the learning rate tells."""
 
+LARGE = 0.1
+"""Share of their size by which ten updates replace weights."""
+TINY = 1e-6
+"""Share by which 10,000 updates, all in one direction, change weights by a hundredth."""
+
 
 def dtypes(run: Run) -> tuple[str, Any]:
     """Dtypes of gradients and of optimizer states that have as many elements as their parameter."""
@@ -105,7 +110,16 @@ SUBJECTS = (
         dtypes,
         (Mark("states-in-16-bits", lambda value: any(dtype in SHORT for dtype in value["states"].values())),),
     ),
-    Subject("update-over-weight", "update", "the size of updates", update_over_weight),
+    Subject(
+        "update-over-weight",
+        "update",
+        "the size of updates",
+        update_over_weight,
+        (
+            Mark("updates-large", lambda value: min(value["parts"].values()) > LARGE),
+            Mark("updates-tiny", lambda value: 0 < max(value["parts"].values()) < TINY),
+        ),
+    ),
     Subject(
         "settings-changed",
         "update",

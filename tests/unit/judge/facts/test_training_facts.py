@@ -134,6 +134,15 @@ def test_a_loss_that_rises_and_one_that_is_level_in_the_end(tmp_path):
     assert marks_of(level, "loss") == set()
 
 
+@pytest.mark.parametrize(("offset", "marks"), [(-2.0, {"loss-below-zero"}), (0.5, set())])
+def test_a_loss_that_falls_below_zero(tmp_path, offset, marks):
+    def change(step, rank, row):
+        row["loss"] = 1 - step / 40 + offset
+
+    write_run(tmp_path / "run", num_ranks=1, num_steps=40, change=change)
+    assert marks_of(read_facts(tmp_path / "run"), "loss") == marks
+
+
 def test_a_loss_that_does_not_fall_beyond_its_noise(tmp_path):
     def steady(step, rank, row):
         row["loss"] = 2.0 + 0.1 * (-1) ** step
