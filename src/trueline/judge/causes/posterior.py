@@ -31,19 +31,29 @@ NEUTRAL = 0.5
 def posterior(causes: Sequence[Cause], signs: Signs, telling: Sequence[str]) -> dict[str, float]:
     """The probability of each cause's slug, and of ``UNKNOWN``, all as likely before anything was seen.
 
-    A cause that is excluded, or does not account for one of the codes ``telling``, which nothing else in the incident
-    explains, has 0.
+    A cause that is excluded, rests on a fact that the Run does not tell, or does not account for one of the codes
+    ``telling``, which nothing else in the incident explains, has 0.
     """
     scores = {
         cause.slug: score(cause, signs)
         for cause in causes
-        if not exclusions(cause, signs) and any(accounts_for(cause, code, signs) for code in telling)
+        if not exclusions(cause, signs) and _facts_are_known(cause, signs)
+        if any(accounts_for(cause, code, signs) for code in telling)
     }
     scores[UNKNOWN] = 0.0
     top = max(scores.values())  # subtracted, so that no exponential overflows
     weights = {slug: math.exp(value - top) for slug, value in scores.items()}
     total = sum(weights.values())
     return {cause.slug: 0.0 for cause in causes} | {slug: weight / total for slug, weight in weights.items()}
+
+
+def _facts_are_known(cause: Cause, signs: Signs) -> bool:
+    """True unless the Run says nothing of a fact that the cause always has: it is a case of another, and that is named
+    where nobody knows.
+    """
+    return all(
+        signs.looked_at(sign) for sign, strength in cause.shows.items() if strength == "always" and is_fact(sign)
+    )
 
 
 def exclusions(cause: Cause, signs: Signs) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tests.unit.healthy_run import healthy_rows, write_run
+from torch import nn
 
 import trueline
 from trueline.judge.causes import posterior as posterior_module
@@ -18,7 +20,7 @@ from trueline.judge.causes.verdicts import verdicts_of
 from trueline.judge.check_run import CheckReport
 from trueline.judge.facts.base_rates import BaseRate
 from trueline.judge.facts.fact import Fact
-from trueline.judge.facts.training_facts import TrainingFacts
+from trueline.judge.facts.training_facts import TrainingFacts, all_subjects
 from trueline.judge.registry import installed_checks
 from trueline.render.cause_words import speaking_for
 from trueline.schema.errors import RunError
@@ -527,3 +529,82 @@ def test_a_fact_that_was_looked_at_and_is_not_there_speaks_against_and_what_nobo
     assert gain(untold) == 0.0
     monkeypatch.setattr(posterior_module, "base_rates", dict)
     assert gain(absent) == 0.0
+
+
+def among_facts(*findings, marks=(), unknown=(), **given):
+    """The answer on findings of a Run of whose facts ``marks`` apply."""
+    facts = [
+        Fact(subject.name, subject.area, subject.words, marks={name: subject.words})
+        for subject in all_subjects()
+        for name in (mark.name for mark in subject.marks)
+        if name in marks
+    ]
+    assert len(facts) == len(marks)
+    told = TrainingFacts("run", tuple(facts), dict.fromkeys(unknown, "not looked at"))
+    return verdicts_of(replace(report(*findings, **given), facts=told))[0]
+
+
+ALL = (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("findings", "fact_mark", "cause", "otherwise"),
+    [
+        ([finding("update-lost", ALL)], "rate-tiny", "rate-too-small", "updates-lost-in-rounding"),
+        (
+            [finding("param-frozen", ALL, kind="zero-gradient")],
+            "loss-never-moves",
+            "loss-is-constant",
+            "part-never-trained",
+        ),
+        (
+            [finding("grad-spike", ALL, kind=["within-start"]), finding("loss-spike", ALL, kind=["within-start"])],
+            "states-in-16-bits",
+            "states-in-16-bits",
+            "step-unstable",
+        ),
+        ([finding("grad-vanishes", ALL)], "scaler-leaves-out-many", "loss-scale-has-fallen", "layer-cut-off"),
+    ],
+)
+def test_a_cause_that_rests_on_a_fact_is_named_where_that_is_there_and_no_other_where_it_is_not(
+    findings, fact_mark, cause, otherwise
+):
+    said = among_facts(*findings, marks=[fact_mark])
+    assert (said.cause, said.standing) == (cause, "supported")
+    assert f"fact:{fact_mark}" in said.because
+    assert among_facts(*findings).cause == otherwise
+    # Another rare fact of the Run is no reason to name it.
+    assert among_facts(*findings, marks=["mostly-padding"]).cause == otherwise
+
+
+def test_a_cause_that_rests_on_a_fact_is_not_named_where_the_run_does_not_tell_it():
+    said = among_facts(finding("update-lost", ALL), unknown=["the learning rate"])
+    assert (said.cause, said.standing) == ("updates-lost-in-rounding", "supported")
+    assert answer(finding("update-lost", ALL)).cause == "updates-lost-in-rounding"
+
+
+def test_weights_in_16_bits_lose_updates_whatever_the_rate():
+    said = among_facts(finding("update-lost", ALL), marks=["rate-tiny", "weights-in-16-bits"])
+    assert said.cause == "updates-lost-in-rounding"
+
+
+def test_a_jump_of_one_rank_is_not_of_the_optimizers_moments():
+    jump = finding("loss-spike", (2,), kind=["within-start"])
+    assert among_facts(jump, marks=["states-in-16-bits"]).cause != "states-in-16-bits"
+
+
+@pytest.mark.parametrize(("is_constant", "cause"), [(True, "loss-is-constant"), (False, "part-never-trained")])
+def test_a_loss_that_never_moves_is_told_from_a_part_that_is_not_trained(tmp_path, is_constant, cause):
+    torch.manual_seed(0)
+    policy, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    model = nn.ModuleDict({"policy": policy, "head": head})
+    model.forward = lambda x: (policy(x) - policy(x), head(x))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 1}):
+        for _ in range(20):
+            ratio, values = model(torch.randn(8, 4))
+            (ratio.exp().mean() + values.mul(0.0 if is_constant else 1.0).square().mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    report_of_run = trueline.check(tmp_path / "run")
+    assert report_of_run.cause(0).cause == cause
