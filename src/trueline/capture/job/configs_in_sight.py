@@ -89,8 +89,10 @@ def _inside(model: nn.Module) -> nn.Module | None:
     return wrapped if isinstance(wrapped, nn.Module) else None
 
 
-def _configs_of_frames() -> Iterator[tuple[str, Any]]:
-    """Configurations of the functions that are running, the inner ones first."""
+def locals_of_job() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name and local variables of the script's and trainers' functions that are running, the inner ones first. Keep
+    nothing of the variables: they are let go of behind each.
+    """
     if sys.gettrace() is not None:  # a debugger works on the very copies that are looked at here
         return
     frame: FrameType | None = sys._getframe(1)
@@ -99,11 +101,16 @@ def _configs_of_frames() -> Iterator[tuple[str, Any]]:
             return
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_JOBS:
             frame_locals = frame.f_locals
-            configs = list(_configs_among(frame_locals))
+            yield frame.f_code.co_name, frame_locals
             if frame.f_code.co_flags & _OPTIMIZED and sys.version_info < (3, 13):
                 frame_locals.clear()  # the copy would keep this step's tensors alive for as long as the function runs
-            yield from configs
         frame = frame.f_back
+
+
+def _configs_of_frames() -> Iterator[tuple[str, Any]]:
+    """Configurations of the functions that are running, the inner ones first."""
+    for _, frame_locals in locals_of_job():
+        yield from list(_configs_among(frame_locals))
 
 
 def _configs_among(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -325,6 +325,7 @@ loader_init = PatchedCall(DataLoader, "__init__")
 sampler_init = PatchedCall(DistributedSampler, "__init__")
 zero_grads = (PatchedCall(torch.optim.Optimizer, "zero_grad"), PatchedCall(torch.nn.Module, "zero_grad"))
 module_eval = PatchedCall(torch.nn.Module, "eval")
+module_load = PatchedCall(torch.nn.Module, "load_state_dict")
 ddp_init = PatchedCall(torch.nn.parallel.DistributedDataParallel, "__init__")
 reductions = tuple(
     PatchedCall(torch.distributed.ProcessGroup, name)
