@@ -39,8 +39,9 @@ another rank reads a new batch at each of these steps; or where each step begins
 shuffle more rows than a batch has.
 
 Repeats are an error where the loader declares a stream and k workers; else a warning, for some algorithms train on a
-batch several times on purpose. Where all repeats of a batch are in one step (two passes over it before an update), it
-is reported only if the loader declares that.
+batch several times on purpose. A loss with ratios of new to old probabilities is made for several passes over a
+rollout, so that its repeats are left alone. Where all repeats of a batch are in one step (two passes over it before an
+update), it is reported only if the loader declares that.
 
 What it may miss
 ----------------
@@ -96,6 +97,7 @@ from trueline.laws.data_split.repeats_in_order import (
     find_reread,
     read_batches,
 )
+from trueline.schema.columns.loss_values import LOG_SIGMOID, LikelihoodRatio
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import capitalized, counted, ranks_text
@@ -104,7 +106,7 @@ from trueline.store.reader import Run
 CODE = "sample-repeats"
 CALLS = {"": ("DistributedSampler", "DataLoader")}
 FOLLOWS = FreshSamples()
-NEEDS: tuple[str, ...] = ("sample_digests", "target_digests", "epoch", "num_micro")
+NEEDS: tuple[str, ...] = ("sample_digests", "target_digests", "epoch", "num_micro", "likelihood_ratios")
 QUESTION = "repeats"
 ACROSS_RANKS = False
 
@@ -115,11 +117,12 @@ def check(run: Run) -> list[Finding]:
     if not batches_of:
         raise CannotTell("no rank left digests of its samples")
     num_starts = sum(len(starts) for starts in batches_of.values())
+    makes_passes = _has_ratios(run)
     repeats: defaultdict[tuple[int, int], dict[int, RegularRepeat]] = defaultdict(dict)
     rereads: defaultdict[tuple[int, int], dict[int, Reread]] = defaultdict(dict)
     for rank, starts in batches_of.items():
         for batches in starts:
-            repeat = find_regular_repeat(batches, tests=2 * num_starts)
+            repeat = None if makes_passes else find_regular_repeat(batches, tests=2 * num_starts)
             if repeat is not None and rank not in repeats[repeat.times, repeat.lag]:
                 repeats[repeat.times, repeat.lag][rank] = repeat
         for number in range(1, len(starts)):
@@ -132,6 +135,12 @@ def check(run: Run) -> list[Finding]:
         *_held_findings(run, batches_of),
         *(_reread_finding(run, reread_of) for reread_of in rereads.values()),
     ]
+
+
+def _has_ratios(run: Run) -> bool:
+    """True where a loss has ratios of new to old probabilities: these are for several passes over one rollout."""
+    ratios = (ratio for row in run.lists("likelihood_ratios").values() for ratio in LikelihoodRatio.of(row.tolist()))
+    return any(ratio.kind != LOG_SIGMOID for ratio in ratios)
 
 
 def _finished_pass(run: Run, rank: int, before: Sequence[Batches], reread: Reread) -> bool:

@@ -6,6 +6,7 @@ from tests.unit.healthy_run import rank_env, write_run, write_starts
 
 from trueline.laws.data_split import sample_repeats
 from trueline.laws.data_split.repeats_in_order import Batches, find_regular_repeat, find_reread
+from trueline.schema.columns.loss_values import CLAMPED, EXPONENTIAL, LOG_SIGMOID
 from trueline.schema.errors import CannotTell
 
 STREAM = {"stream": True, "num_workers": 2, "sampler": "_InfiniteConstantSampler"}
@@ -62,6 +63,13 @@ def test_micro_batches_of_one_step_are_told_where_the_loader_explains_them(tmp_p
 def test_several_updates_on_each_batch_are_a_warning(tmp_path):
     (finding,) = found_in(tmp_path, rows_of([batch for batch in fresh(40) for _ in range(3)]), MAP)
     assert finding.severity == "warning"
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [(EXPONENTIAL, False), (CLAMPED, False), (LOG_SIGMOID, True)])
+def test_passes_over_a_rollout_are_no_repeats(tmp_path, kind, is_told):
+    rows = rows_of([batch for batch in fresh(40) for _ in range(3)])
+    rows[0, 0]["likelihood_ratios"] = [0, kind, 4, 4, 0]
+    assert bool(found_in(tmp_path, rows, MAP)) is is_told
 
 
 def test_it_starts_where_the_repeats_do(tmp_path):
