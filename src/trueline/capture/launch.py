@@ -35,6 +35,7 @@ from trueline.capture.step.updates import is_compiled
 from trueline.capture.watch import Watch, innermost
 from trueline.schema.errors import ResumeError, TruelineError
 from trueline.schema.safe_logger import SafeLogger
+from trueline.schema.text.words import counted
 
 _log = SafeLogger()
 
@@ -75,6 +76,7 @@ class Attachment:
         self._updated: weakref.ref[nn.Module] | None = None
         self._fruitless: set[int] = set()
         self._listens_for = 0
+        self._backwards = 0
         self._called_model: weakref.ref[nn.Module] | None = None
         """Model that all ranks can only be known to train as they update: a stage of a pipeline (the one before it
         waits for none), or a model that is called in evaluation mode.
@@ -97,6 +99,7 @@ class Attachment:
         patches.ddp_init.add(self._at_ddp, after=True)
         patches.module_call.add(self._at_call)
         patches.update_begins.add(self._at_update, keep=True)
+        patches.backward.add(self._at_backward)
         atexit.register(self._at_exit)
 
     def know(self, optimizer: Any, *, trains: Sequence[torch.Tensor] = ()) -> None:
@@ -218,6 +221,13 @@ class Attachment:
         elif self._run_path and self._listens_for <= 0:
             patches.module_call.remove(self._at_call)
 
+    def _at_backward(self, *args: Any, **kwargs: Any) -> None:
+        """A backward pass begins: where no optimizer was made before, the script may update weights by hand."""
+        if self._optimizers:
+            patches.backward.remove(self._at_backward)
+        else:
+            self._backwards += 1
+
     def _at_exit(self) -> None:
         """Say why nothing was watched, where that is known."""
         params = [param for entry in self._optimizers for param in entry.params]
@@ -227,6 +237,12 @@ class Attachment:
                 "the model is called only inside of what torch.compile made of a function, where no call can be seen. "
                 "Compile the model itself, torch.compile(model), and leave its call, loss.backward() and "
                 "optimizer.step() outside of the function that is compiled."
+            )
+        elif self._backwards and not self._optimizers and not is_seen:
+            tell_unseen(
+                f"{counted(self._backwards, 'call')} of backward, and no optimizer of torch.optim was made. Where the "
+                "script updates weights by hand, let an optimizer do that, as torch.optim.SGD(model.parameters(), lr), "
+                "or a class of its own whose base is torch.optim.Optimizer: an update is seen by its step()."
             )
 
     def _listen(self) -> None:

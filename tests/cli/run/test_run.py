@@ -217,6 +217,23 @@ def test_a_model_that_compiled_code_alone_calls_is_told_with_what_to_do(tmp_path
     assert "leave its call, loss.backward() and optimizer.step() outside" in done.stderr
 
 
+BY_HAND = """
+import torch
+model = torch.nn.Linear(4, 2)
+for _ in range(12):
+    model(torch.randn(3, 4)).square().mean().backward()
+    for parameter in model.parameters():
+        parameter.data -= 0.1 * parameter.grad
+        parameter.grad = None
+"""
+
+
+def test_weights_that_the_script_updates_by_hand_are_told_with_what_to_do(tmp_path, warm_trueline, python):
+    done = call([warm_trueline, "run", "--out", "run", "--", python, "-c", BY_HAND], tmp_path)
+    assert "NOTHING WAS WATCHED: 12 calls of backward, and no optimizer of torch.optim was made." in done.stderr
+    assert "torch.optim.SGD(model.parameters(), lr)" in done.stderr
+
+
 def test_the_run_has_the_whole_command_and_the_keys_that_were_set(tmp_path, warm_trueline, python):
     (tmp_path / "train.py").write_text(COMPILED.replace("torch.compile", "(lambda f, backend: f)"), encoding="utf-8")
     words = [python, "train.py", "--name", "a b", "--token", "hf_abcdefghijklmnop1234"]
