@@ -38,6 +38,7 @@ def describe_rank(model: nn.Module, layout: Layout, *, world_size: int, job: str
         rank=layout.mesh.rank,
         world_size=world_size,
         hostname=socket.gethostname(),
+        seed=torch.initial_seed(),
         pid=os.getpid(),
         job=job,
         device=str(layout.device),

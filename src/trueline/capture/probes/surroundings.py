@@ -4,6 +4,7 @@ torch, the random streams of the process, and the optimizer's hyper-parameters.
 
 from __future__ import annotations
 
+import json
 import operator
 import random
 import sys
@@ -104,9 +105,10 @@ FIRST_LOOK, LOOK_FACTOR = 2, 4
 
 
 class ModeProbe(FactProbe):
-    """The columns ``eval_modules`` and ``evaluates``, on sampled steps, and on a few of them ``evaluating_parts``: of
-    the last forward pass that the step descends. A model that is in evaluation mode as a whole at the first of these,
-    and computes otherwise there, is said in ``notes``; checks tell of one that comes to be, and of parts.
+    """The columns ``eval_modules`` and ``evaluates``, on sampled steps, and on a few of them ``evaluating_parts`` and
+    ``dropouts``: of the last forward pass that the step descends. A model that is in evaluation mode as a whole at the
+    first of these, and computes otherwise there, is said in ``notes``; checks tell of one that comes to be, and of
+    parts.
     """
 
     name = "mode"
@@ -118,6 +120,7 @@ class ModeProbe(FactProbe):
         self._passes = passes
         self._counts: list[tuple[Pass, int]] = []
         self._parts: tuple[EvaluatingPart, ...] | None = None
+        self._dropouts = ""
         self._has_noted = False
         self._next_age = FIRST_LOOK
         self._modules: tuple[nn.Module, ...] = ()
@@ -136,6 +139,7 @@ class ModeProbe(FactProbe):
             self._counts.append((self._passes.now(), sum(not module.training for module in self._modules)))
             if step.age >= self._next_age:
                 self._parts = _evaluating_parts(step.module) if self._counts[-1][1] else ()
+                self._dropouts = _dropouts(step.module)
         if moment == "forward":
             return {}
         descended = [count for forward_pass, count in self._counts if step.counted.counts(forward_pass)]
@@ -150,7 +154,7 @@ class ModeProbe(FactProbe):
         # Not where another pass came behind the last that counts: its modes may be others.
         if self._parts is not None and step.counted.counts(self._counts[-1][0]):
             self._next_age = LOOK_FACTOR * step.age
-            columns["evaluating_parts"] = parts_text(self._parts)
+            columns |= {"evaluating_parts": parts_text(self._parts), "dropouts": self._dropouts}
         return columns
 
 
@@ -174,6 +178,14 @@ def _evaluating_parts(model: nn.Module) -> tuple[EvaluatingPart, ...]:
         name, largest = clean_name(outermost) if outermost else "", max(drops, default=0.0)
         parts.append(EvaluatingPart(name, len(modules), len(drops), largest, num_statistics, num_trained, is_norm))
     return tuple(parts)
+
+
+def _dropouts(model: nn.Module) -> str:
+    """JSON of [probability, parts that drop, parts that are in evaluation mode], by probability."""
+    numbers: dict[float, list[int]] = {}
+    for _, part, p in dropping_parts(unwrap(model)):
+        numbers.setdefault(p, [0, 0])[not part.training] += 1
+    return json.dumps([[p, *counts] for p, counts in sorted(numbers.items())])
 
 
 def _names_around(name: str) -> list[str]:

@@ -16,6 +16,17 @@ from trueline.store.reader import Run
 STREAMS = {"rng_python": "Python's", "rng_numpy": "NumPy's", "rng_torch": "torch's", "rng_device": "the device's"}
 """Columns of the states of random streams, in the order of the bits of ``rng_used``, and whose stream it is."""
 
+SWITCHED_ON = {
+    "matmul_tf32": "TF32 in matrix products",
+    "cudnn_benchmark": "cuDNN chooses kernels by measuring",
+    "cudnn_deterministic": "cuDNN's kernels are deterministic",
+}
+"""Switches that are told where they are on."""
+MOST_SEED = 2**32 - 1
+"""The largest seed that NumPy and Lightning take, too."""
+MOST_SEEDS = 64
+"""Ranks whose seeds are kept in a fact."""
+
 
 def autocast(run: Run) -> tuple[str, Any]:
     """In which dtype the forward pass computes under autocast."""
@@ -34,9 +45,28 @@ def switches(run: Run) -> tuple[str, Any]:
     words = ["deterministic algorithms on" if flags.get("deterministic_algorithms") else "deterministic algorithms off"]
     if "float32_matmul_precision" in flags:
         words.append(f"float32 matrix products at precision '{flags['float32_matmul_precision']}'")
-    words += ["cuDNN chooses kernels by measuring"] if flags.get("cudnn_benchmark") else []
-    recorded = ("deterministic_algorithms", "float32_matmul_precision", "cudnn_benchmark", "matmul_tf32", "cudnn_tf32")
+    words += [text for name, text in SWITCHED_ON.items() if flags.get(name)]
+    recorded = ("deterministic_algorithms", "float32_matmul_precision", "cudnn_tf32", *SWITCHED_ON)
     return ", ".join(words), {name: flags[name] for name in recorded if name in flags}
+
+
+def seeds(run: Run) -> tuple[str, Any]:
+    """What torch's generator of the host was seeded with as watching began, and whether ranks have one seed."""
+    by_rank = {rank: env.seed for rank, env in sorted(run.env.items()) if env.seed is not None}
+    if not by_rank:
+        raise CannotTell("no seed was recorded")
+    is_shared = len(set(by_rank.values())) == 1 if len(by_rank) > 1 else None
+    # Where nobody seeds, torch draws 64 bits of the system.
+    seeded = {rank: seed for rank, seed in by_rank.items() if seed <= MOST_SEED}
+    first = next(iter(by_rank.values()))
+    if not seeded:
+        text = "torch was not seeded" + (", and yet ranks have one seed" if is_shared else "")
+    elif is_shared is False:
+        named = named_some([f"{seeded.get(rank, 'none')} on rank {rank}" for rank in by_rank])
+        text = f"torch was seeded with other numbers on ranks: {named}"
+    else:
+        text = f"torch was seeded with {first}" + (" on all ranks" if is_shared else "")
+    return text, {"shared": is_shared, "seeds": list(seeded.values())[:MOST_SEEDS]}
 
 
 def streams(run: Run) -> tuple[str, Any]:

@@ -77,7 +77,7 @@ SUBJECTS: tuple[Subject, ...] = (
         "model",
         "parameters without a gradient",
         model.without_gradient,
-        (Mark("parameters-without-gradient", lambda value: bool(value["without"])),),
+        (Mark("parameters-without-gradient", lambda value: bool(value["without"]), said_by=("param-frozen",)),),
     ),
     Subject("tied", "model", "ties", model.tied),
     Subject(
@@ -147,6 +147,7 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     Subject("autocast", "precision", "autocast", precision.autocast),
     Subject("switches", "precision", "switches of torch", precision.switches),
+    Subject("seeds", "precision", "seeds", precision.seeds),
     Subject(
         "random-streams",
         "precision",

@@ -24,6 +24,13 @@ COLUMNS: tuple[Column, ...] = (
         "pass that is trained on, and have parameters of their own that are trained.",
     ),
     Column(
+        "dropouts",
+        "string",
+        "",
+        "On the same steps, JSON of parts that may drop values: [probability, how many are in training mode, how many "
+        "in evaluation mode], by probability.",
+    ),
+    Column(
         "evaluations",
         "string",
         "",

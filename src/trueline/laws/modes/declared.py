@@ -6,6 +6,7 @@ from trueline.schema.law import Code, Law
 LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
+    answers={"facts": "facts.SUBJECTS"},
     checks={
         "evaluation-draws": Code(),
         "evaluation-mode": Code(),

@@ -281,6 +281,7 @@ class RankEnv(BaseModel):
         description="given (watch.loss); backward: what it was called on, added up over micro-batches; backward, per "
         "token: the mean over this rank's tokens of what it was called on a multiple of; output: the model's",
     )
+    seed: int | None = Field(default=None, description="of torch's generator of the host, as watching began")
     versions: dict[str, str] = Field(default_factory=dict)
     flags: dict[str, Any] = Field(default_factory=dict)
     environ: dict[str, str] = Field(default_factory=dict, description="of the variables those that are on a list")

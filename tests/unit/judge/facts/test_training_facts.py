@@ -63,6 +63,7 @@ def text_of(facts, name):
         ("rate-zero", "6 of 12 updates had the learning rate 0 (50%): steps 6-11"),
         ("clipping", "gradients are clipped at the norm 0.0001: 12 of 12 sampled calls made them smaller"),
         ("autocast", "the model is called outside of autocast"),
+        ("seeds", "torch was seeded with 0"),
         ("starts", "started once"),
     ],
 )
@@ -384,3 +385,39 @@ def test_weights_in_16_bits_of_which_the_optimizer_updates_copies_are_usual(tmp_
     envs = {rank: rank_env(rank, 2, param_dtypes=["torch.bfloat16"] * 4) for rank in range(2)}
     _, value = model.weight_dtypes(write_healthy_run(tmp_path, rows, envs=envs))
     assert value == {"dtypes": {"bfloat16": 4}, "masters": updates_copies}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "text"),
+    [
+        ([3, 3], "torch was seeded with 3 on all ranks"),
+        ([3, 4], "torch was seeded with other numbers on ranks: 3 on rank 0 and 4 on rank 1"),
+        ([3, 2**63], "torch was seeded with other numbers on ranks: 3 on rank 0 and none on rank 1"),
+        ([2**63, 2**62], "torch was not seeded"),
+        ([2**62, 2**62], "torch was not seeded, and yet ranks have one seed"),
+        ([7], "torch was seeded with 7"),
+    ],
+)
+def test_seeds_of_ranks(tmp_path, seeds, text):
+    envs = {rank: rank_env(rank, len(seeds), seed=seed) for rank, seed in enumerate(seeds)}
+    run = write_healthy_run(tmp_path / "run", healthy_rows(len(seeds), 2), envs=envs)
+    assert text_of(read_facts(run), "seeds") == text
+
+
+def test_a_run_without_seeds_says_so(tmp_path):
+    run = write_healthy_run(tmp_path / "run", healthy_rows(1, 2))
+    assert read_facts(run).unknown["seeds"] == "no seed was recorded"
+
+
+def test_switches_that_are_on_are_told(tmp_path):
+    flags = {
+        "deterministic_algorithms": True,
+        "matmul_tf32": True,
+        "cudnn_benchmark": False,
+        "cudnn_deterministic": True,
+    }
+    run = write_healthy_run(tmp_path / "run", healthy_rows(1, 2), envs={0: rank_env(0, 1, flags=flags)})
+    assert (
+        text_of(read_facts(run), "switches")
+        == "deterministic algorithms on, TF32 in matrix products, cuDNN's kernels are deterministic"
+    )
