@@ -117,23 +117,28 @@ def _num(values: Any) -> int:
 def weight_copies(model: nn.Module, declared: Sequence[Any] = ()) -> list[WeightCopy]:
     """Up to ``MAX_COPIES``, whole modules first, of what nothing trains and is none of the ``declared`` averages."""
     inner = unwrap(model)
-    # One look at the heap for all of them.
+    # One look at the heap for all of them, and no code of Python for each: there may be a million.
     objects = instances_of(nn.Module, Optimizer, list, dict)
-    modules = [x for x in objects if issubclass(type(x), nn.Module) and isinstance(attributes(x).get("_modules"), dict)]
+    kinds = list(map(type, objects))
+    modules = [x for x in _of_kind(nn.Module, objects, kinds) if isinstance(attributes(x).get("_modules"), dict)]
     trained_ids = {id(param) for param in inner.parameters() if param.requires_grad}
-    optimizers = (x for x in objects if issubclass(type(x), Optimizer))
+    optimizers = _of_kind(Optimizer, objects, kinds)
     groups = (group for optimizer in optimizers for group in attributes(optimizer).get("param_groups", ()))
+    least = max((len(trained_ids) + 1) // 2, 1)
     trained_ids |= {id(param) for group in groups for param in group["params"] if param.requires_grad}
     left_out_ids = {id(part) for average in declared if isinstance(average, nn.Module) for part in average.modules()}
     left_out_ids |= {id(average) for average in declared}
     like = _like_modules(inner, modules, trained_ids, left_out_ids)[:MAX_COPIES]
-    tables = {id(attributes(module).get(name)) for module in modules for name in ("_parameters", "_buffers")}
+    left_out_ids |= {id(attributes(module).get(name)) for module in modules for name in ("_parameters", "_buffers")}
     plain = [
-        x for x in objects if issubclass(type(x), (list, dict)) and id(x) not in tables and id(x) not in left_out_ids
+        values
+        for kind in (list, dict)
+        for values in _of_length(kind, least, _of_kind(kind, objects, kinds))
+        if id(values) not in left_out_ids
     ]
     of_torch = (module for module in modules if issubclass(type(module), AveragedModel))
     torchs_ids = {id(part) for module in of_torch for part in module.modules()}
-    del objects  # the names are asked of who refers to them
+    del objects, kinds  # the names are asked of who refers to them
     copies: list[tuple[Any, WeightCopy]] = []
     for module, original in like:
         prefix = _prefix_of(inner, original)
@@ -144,6 +149,17 @@ def weight_copies(model: nn.Module, declared: Sequence[Any] = ()) -> list[Weight
     copies += itertools.islice(_like_containers(inner, plain, trained_ids), MAX_COPIES - len(copies))
     del plain
     return [replace(copy, number=number) for number, copy in enumerate(_named(copies))]
+
+
+def _of_kind(kind: type[Any], objects: Sequence[Any], kinds: Sequence[type[Any]]) -> list[Any]:
+    """Those of ``objects``, whose classes are ``kinds``, that are of a subclass of ``kind``."""
+    classes = {subclass for subclass in set(kinds) if issubclass(subclass, kind)}
+    return list(itertools.compress(objects, map(classes.__contains__, kinds)))
+
+
+def _of_length(kind: type[Any], least: int, values: Sequence[Any]) -> list[Any]:
+    """Those that hold ``least`` or more, without code of a subclass of the user's."""
+    return list(itertools.compress(values, map(least.__le__, map(kind.__len__, values))))
 
 
 def _like_modules(
@@ -202,15 +218,12 @@ def _like_containers(
     orders = [trained] if len(trained) == len(params) else [trained, list(params)]
     shapes_by_size = {len(order): (order, [params[name].shape for name in order]) for order in orders}
     for values in containers:
-        size = _num(values)
-        if size * 2 < len(trained):
-            continue
         is_dict = issubclass(type(values), dict)
         first = next(iter(dict.values(values) if is_dict else list.__iter__(values)), None)
         if not issubclass(type(first), Tensor):
             continue
         keys = _keys_by_name(values, params, trained) if is_dict else {}
-        if not keys and size in shapes_by_size:
+        if not keys and (size := _num(values)) in shapes_by_size:
             order, shapes = shapes_by_size[size]
             tensors = list(dict.values(values) if is_dict else list.__iter__(values))
             if all(issubclass(type(x), Tensor) and x.shape == shape for x, shape in zip(tensors, shapes, strict=True)):

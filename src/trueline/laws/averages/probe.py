@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -111,7 +112,8 @@ class _Glance:
         for pair in params[::distance][:NUM_SLICES]:
             model = pair.model()
             if isinstance(model, Tensor) and (param_slice := slice_at(pair.name, model, random.Random(pair.name))):
-                self._slices.append((param_slice, pair))
+                # kept as long as the copy is there: it must not keep the model alive
+                self._slices.append((replace(param_slice, param=model.new_empty(0)), pair))
         self.num = sum(param_slice.num for param_slice, _ in self._slices)
 
     def values(self) -> tuple[Tensor, Tensor] | None:
@@ -179,6 +181,7 @@ class AverageProbe:
         """
         if not step.watched:
             self._forget()
+            self._copies, self._glance_of = [], {}
             return False
         self._step, self._open, self._called_keys = step, None, set()
         self._due = False
