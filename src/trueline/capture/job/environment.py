@@ -149,7 +149,8 @@ def autocast_of(module: nn.Module | None) -> dict[str, Any]:
     accelerate: Any = sys.modules.get("accelerate.state")
     if state or accelerate is None or module is None:
         return state
-    inner = module._modules.get("module") or module
+    wrapped = module._modules.get("module")
+    inner = module if wrapped is None else wrapped  # a compiled module has no truth: it asks for the length of its own
     if "_original_forward" not in {**vars(module), **vars(inner)}:
         return {}
     shared = getattr(getattr(accelerate, "AcceleratorState", None), "_shared_state", {})

@@ -208,6 +208,17 @@ def test_a_fact_tells_in_which_dtypes_products_are(tmp_path, make, declared, tex
     assert facts.get("products") == text
 
 
+class Lengthless(nn.Module):
+    """Has a length only where the module within has one, as a compiled module."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __len__(self):
+        raise TypeError
+
+
 @pytest.mark.parametrize(
     ("precision", "prepared", "expected"),
     [("bf16", True, {"cpu": "torch.bfloat16"}), ("no", True, {}), ("bf16", False, {})],
@@ -220,5 +231,6 @@ def test_autocast_that_accelerate_puts_into_the_forward_is_known(monkeypatch, pr
         model._original_forward = model.forward
     assert autocast_of(model) == expected
     assert autocast_of(nn.ModuleDict({"module": model})) == expected
+    assert autocast_of(nn.ModuleDict({"module": Lengthless(model)})) == {}
     with torch.autocast("cpu", torch.float16):
         assert autocast_of(model) == {"cpu": "torch.float16"}
