@@ -12,7 +12,7 @@ import numpy as np
 from trueline.judge.series.whole_parameters import updates_others
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
-from trueline.schema.text.words import counted, listed, named_some
+from trueline.schema.text.words import counted, listed, named_some, numberless
 from trueline.store.reader import Run
 
 ADAPTER = re.compile(r"lora|adapter|ia3|prompt|prefix|oft_|boft|hada_|lokr|vera_|dora", re.IGNORECASE)
@@ -126,6 +126,11 @@ def tied(run: Run) -> tuple[str, Any] | None:
         raise CannotTell("no rank described the tree of its model")
     pairs = [" = ".join(names) for names in groups if len(names) > 1]
     return (f"tied: {named_some(pairs)}", {"tied": groups}) if pairs else None
+
+
+def ties_numbered_layers(value: Mapping[str, Any]) -> bool:
+    """True where one parameter stands in layers that differ by a number alone: ``[layer] * 6`` is one layer."""
+    return any(len({numberless(name) for name in names}) < len(names) for names in value["tied"])
 
 
 def evaluation_modules(run: Run) -> tuple[str, Any]:

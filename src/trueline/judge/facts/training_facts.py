@@ -79,7 +79,7 @@ SUBJECTS: tuple[Subject, ...] = (
         model.without_gradient,
         (Mark("parameters-without-gradient", lambda value: bool(value["without"]), said_by=("param-frozen",)),),
     ),
-    Subject("tied", "model", "ties", model.tied),
+    Subject("tied", "model", "ties", model.tied, (Mark("numbered-layers-tied", model.ties_numbered_layers),)),
     Subject(
         "evaluation-modules",
         "model",
@@ -135,6 +135,7 @@ SUBJECTS: tuple[Subject, ...] = (
         update.clipping,
         (
             Mark("all-calls-clip", lambda value: value["calls"] > 1 and value["clipped"] == value["calls"]),
+            Mark("clips-to-a-hundredth", lambda value: (value.get("times_the_limit") or 0) >= update.HARD),
             Mark("no-call-clips", lambda value: value["calls"] > 1 and not value["clipped"]),
         ),
     ),

@@ -5,6 +5,7 @@ T steps, K parameter groups.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,8 @@ HALVINGS, GROWTH_INTERVAL = 16, 2000
 NEARLY_GONE = 1e-3
 END_OF_COSINE = 0.0202
 """A cosine is below a thousandth of its height in its last 2/pi * arcsin(sqrt(0.001)) = 2.02 % of steps."""
+HARD = 100
+"""Times the limit that norms are, from which on clipping makes updates a hundredth of what the rate says."""
 MAX_TURNS = 6
 """Points of the curve of the learning rate that one line has."""
 
@@ -86,9 +89,15 @@ def clipping(run: Run) -> tuple[str, Any] | None:
             "limits": [],
         }
     clipped = sum(call.clips for call in calls)
+    # A call that clips what still has the loss scale is told by `clip-differs`.
+    ratios = [call.reported_norm / call.max_norm for call in calls if call.max_norm > 0 and not call.scaled]
+    ratios = [ratio for ratio in ratios if math.isfinite(ratio)]
+    over = float(np.median(ratios)) if ratios else None
     limits = list(dict.fromkeys(f"{call.max_norm:.3g}" for call in calls))
     text = f"gradients are clipped at the norm {named_some(limits)}: {clipped} of {counted(len(calls), 'sampled call')}"
-    return f"{text} made them smaller", {"calls": len(calls), "clipped": clipped, "limits": limits}
+    text += " made them smaller"
+    text += f"; the median norm is {over:,.0f} times the limit" if over and over >= HARD else ""
+    return text, {"calls": len(calls), "clipped": clipped, "limits": limits, "times_the_limit": over}
 
 
 def scaler(run: Run) -> tuple[str, Any] | None:

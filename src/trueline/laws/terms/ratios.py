@@ -35,6 +35,8 @@ def _placed(of_step: Sequence[LikelihoodRatio]) -> Ratios:
 
 def clipping_of_ratios(run: Run) -> tuple[str, Any] | None:
     """On how many elements the clamp of a ratio of probabilities acts, and at how many steps all ratios are 1."""
+    if not run.has("likelihood_ratios"):
+        return None
     by_key = {key: [ratio for _, ratio in of_step] for key, of_step in ratios(run).items()}
     of_clamp = {key: [ratio for ratio in row if ratio.kind == CLAMPED] for key, row in by_key.items()}
     of_any = {key: [ratio for ratio in row if ratio.kind != LOG_SIGMOID] for key, row in by_key.items()}

@@ -61,7 +61,11 @@ def text_of(facts, name):
         ("optimizer", "SGD (momentum 0.9)"),
         ("learning-rate", "learning rate 0.5 at 0 → 0 at 6 → 0 at 11"),
         ("rate-zero", "6 of 12 updates had the learning rate 0 (50%): steps 6-11"),
-        ("clipping", "gradients are clipped at the norm 0.0001: 12 of 12 sampled calls made them smaller"),
+        (
+            "clipping",
+            "gradients are clipped at the norm 0.0001: 12 of 12 sampled calls made them smaller; the median norm is "
+            "10,688 times the limit",
+        ),
         ("autocast", "the model is called outside of autocast"),
         ("seeds", "torch was seeded with 0"),
         ("starts", "started once"),
@@ -78,6 +82,7 @@ def test_what_may_be_unusual_of_a_training_is_marked(trained):
         "modules-in-evaluation-mode",
         "rate-zero",
         "all-calls-clip",
+        "clips-to-a-hundredth",
         "loss-did-not-fall",
     }
 
@@ -119,6 +124,17 @@ def test_the_order_of_epochs(tmp_path, orders, says):
 def marks_of(facts, name):
     (fact,) = (fact for fact in facts.facts if fact.name == name)
     return set(fact.marks)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_one_layer"),
+    [
+        (["blocks.0.weight", "blocks.1.weight"], True),
+        (["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"], False),
+    ],
+)
+def test_a_tie_of_numbered_layers_is_one_layer(names, is_one_layer):
+    assert model.ties_numbered_layers({"tied": [names]}) is is_one_layer
 
 
 def test_a_loss_that_rises_and_one_that_is_level_in_the_end(tmp_path):
