@@ -122,6 +122,18 @@ class Run(RecordedSteps, Shown):
         part._columns = {name: values.slice(begin, len(part._rows)) for name, values in self._columns.items()}
         return part
 
+    def left_before(self, restart: int) -> Run:
+        """The Run as the starts before the one that went on from step ``restart`` had left it: with the steps that this
+        one and later ones have repeated, and none of theirs.
+        """
+        first_steps = [attempt.step for attempt in self.manifest.attempts]
+        part = copy.copy(self)
+        for derived in ("_step_index", "_rank_index", "last_steps"):
+            part.__dict__.pop(derived, None)
+        num_starts = first_steps.index(restart, 1)
+        part._take(read_pieces(self._fs, self._root, first_steps, known_parts=self.parts, num_starts=num_starts))
+        return part
+
     @property
     def parts(self) -> PartFiles:
         """Sealed parts as they were read, for the next Run that is opened at this path."""

@@ -28,7 +28,9 @@ one batch throughout.
 
 Restarts: the first samples of the start are those of an earlier stretch, in that order, with a probability that
 shuffles of what the start read give (a product of count/left), times the number of places where a stretch may begin.
-A whole pass over the data set, each sample once, is no fault: one that was complete before, by what the loader
+A start that has the weights of the step from which it
+reads again, or the loss of that step, goes on from its checkpoint, and is no fault. A whole pass over the data set,
+each sample once, is none either: one that was complete before, by what the loader
 declares, or by what the rank itself had read several times over.
 
 Both together have a false-alarm rate of 1e-6 a Run, split over ranks, lags and restarts.
@@ -77,6 +79,7 @@ class Stream(IterableDataset):
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -84,6 +87,7 @@ import numpy as np
 
 from trueline.judge.compared_ranks import data_parallel_ranks, sites_of
 from trueline.judge.series.declared_sampling import SPLIT_STREAM, declared_sampling
+from trueline.judge.series.rewound import rewound_to
 from trueline.judge.stats.tails import ALARM_LEVEL
 from trueline.laws.data_split.fresh import FreshSamples
 from trueline.laws.data_split.repeats_in_order import (
@@ -127,7 +131,9 @@ def check(run: Run) -> list[Finding]:
                 repeats[repeat.times, repeat.lag][rank] = repeat
         for number in range(1, len(starts)):
             reread = find_reread(starts[:number], starts[number], tests=2 * num_starts)
-            if reread is not None and not _finished_pass(run, rank, starts[:number], reread):
+            if reread is None or _goes_on_from(run, rank, reread):
+                continue
+            if not _finished_pass(run, rank, starts[:number], reread):
                 rereads[reread.first, reread.like][rank] = reread
     findings = [_repeat_finding(run, repeat_of) for repeat_of in repeats.values() if repeat_of]
     return [
@@ -141,6 +147,24 @@ def _has_ratios(run: Run) -> bool:
     """True where a loss has ratios of new to old probabilities: these are for several passes over one rollout."""
     ratios = (ratio for row in run.lists("likelihood_ratios").values() for ratio in LikelihoodRatio.of(row.tolist()))
     return any(ratio.kind != LOG_SIGMOID for ratio in ratios)
+
+
+def _goes_on_from(run: Run, rank: int, reread: Reread) -> bool:
+    """True where the start goes on from the checkpoint of the step from which it reads again: by its weights, else by
+    its first loss.
+    """
+    if (step := rewound_to(run, rank, reread.first)) is not None:
+        was_killed = (reread.first - 1, rank) not in run.lists("closing_digests", ranks=[rank])
+        # after a kill the data may be at the checkpoint where the weights are those of the beginning
+        return step == reread.like or (was_killed and step == run.steps[0])
+    loss_TN, measured_TN = run.pivot("loss")
+    column, rows = run.ranks.index(rank), np.searchsorted(run.steps, [reread.like, reread.first])
+    first, again = loss_TN[rows, column]
+    return bool(measured_TN[rows, column].all()) and math.isclose(first, again, rel_tol=_SAME_LOSS)
+
+
+_SAME_LOSS = 1e-6
+"""Share of a loss that the order of sums in float32 may change: the same weights read the same samples."""
 
 
 def _finished_pass(run: Run, rank: int, before: Sequence[Batches], reread: Reread) -> bool:

@@ -19,12 +19,14 @@ Rates = np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class RatesAtStart:
-    """``before`` and ``after`` [G] are those of the last update before a start and of its first one. ``as_left`` is
+    """``before`` and ``after`` [G] are those of the update of ``step_before``, the last one before a start or where its
+    weights are from, and of its first one. ``as_left`` is
     whether they differ by no more than those of two updates elsewhere, which a schedule moves, and ``is_meant`` whether
     the command or a schedule explains the difference; ``went_back`` whether the schedule that was seen is at an
     earlier step than it had been, with the rates that the job began with.
     """
 
+    step_before: int
     before: Rates
     after: Rates
     as_left: bool
@@ -39,7 +41,11 @@ def rates_at(run: Run, start: TakenOver) -> RatesAtStart | None:
     as by a schedule that is stepped once an epoch.
     """
     rows = {step: rates_G for (step, _), rates_G in run.lists("lr", ranks=[start.rank]).items()}
-    before_G, after_G = rows.get(start.step - 1), rows.get(start.step)
+    if start.is_killed:
+        return None
+    # From the checkpoint of an earlier step on, updates are made again, and had a rate already.
+    reference = start.at if start.repeats and start.at < start.step else start.step - 1
+    before_G, after_G = rows.get(reference), rows.get(start.step)
     if before_G is None or after_G is None or len(before_G) != len(after_G) or not len(before_G):
         return None
     rounding = ROUNDING * float(np.abs(before_G).max())
@@ -57,7 +63,7 @@ def rates_at(run: Run, start: TakenOver) -> RatesAtStart | None:
     moves_little = _distance(before_G, after_G) <= max(elsewhere, default=0.0) + rounding
     is_meant = moves_little or ((falls or is_asked) and not is_again)
     is_first = _distance(earlier[0], after_G) <= rounding
-    return RatesAtStart(before_G, after_G, moves_little, is_meant, is_first and _goes_back(run, start))
+    return RatesAtStart(reference, before_G, after_G, moves_little, is_meant, is_first and _goes_back(run, start))
 
 
 def _distance(a_G: Rates, b_G: Rates) -> float:

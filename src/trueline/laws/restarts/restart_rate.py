@@ -19,8 +19,8 @@ that go back to their beginning, which `schedule-differs` tells.
 
 What it may miss
 ----------------
-A start that repeats steps, or follows one that was killed. Rates that are off by less than the schedule moves them
-elsewhere, as after a warm-up in few steps. A schedule of another length.
+After a kill, a start whose checkpoint is of a step that nobody looked at. Rates that are off by less than the schedule
+moves them elsewhere, as after a warm-up in few steps. A schedule of another length.
 
 Example
 -------
@@ -86,7 +86,8 @@ def _finding(starts: Sequence[TakenOver], rates: RatesAtStart) -> Finding:
         code=CODE,
         severity="confirm",
         claim=f"At the restart at step {first.step} the learning rate{subject} on {ranks_text(ranks)} is "
-        f"{after:.{digits}g}, and it was {before:.{digits}g} at step {first.step - 1}, the last update before.",
+        f"{after:.{digits}g}, and it was {before:.{digits}g} at step "
+        f"{rates.step_before}, {'whose weights it has' if first.repeats else 'the last update before'}.",
         ranks=ranks,
         step_first=first.step,
         step_last=first.step,

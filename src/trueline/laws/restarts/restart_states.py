@@ -16,13 +16,15 @@ How it decides
 --------------
 Exactly: digests of each state that has the shape of its parameter, when watching ended, are compared with those before
 the first update of the next start. A state is another parameter's where it is bit for bit what one other parameter
-alone had. Only a start that goes on from the step at which the one before had ended is judged, and where the weights
-are others too, only states that moved: such a start goes on from another checkpoint.
+alone had. Where the weights are others too, only states that moved are told: such a start goes on from another
+checkpoint. After a start that was killed, states are gone where the first update that is sampled makes them anew, and
+the start before had held some; where steps are repeated, some elements are compared with those before the same update.
 
 What it may miss
 ----------------
-A start after one that was killed, or that goes on from an older checkpoint. States that a framework keeps in buffers of
-its own (DeepSpeed, Megatron), and optimizers that had no update among the sampled ones.
+States that moved or are others after a kill, but for the few elements that are sampled at a step that is repeated.
+States that a framework keeps in buffers of its own (DeepSpeed, Megatron), and optimizers that had no update among the
+sampled ones.
 
 Example
 -------
@@ -73,7 +75,7 @@ StatesFault = Literal["moved", "gone", "other"]
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each start with other states; raises ``CannotTell`` where none can be compared."""
-    starts = [start for start in taken_over(run) if start.states_left is not None]
+    starts = [start for start in taken_over(run) if start.states_left is not None or start.sampled is not None]
     if not starts:
         raise CannotTell("no states of an optimizer were looked at when the start before ended")
     findings: list[Finding] = []
@@ -91,7 +93,7 @@ def _names(start: TakenOver, fault: StatesFault) -> list[str]:
     if fault == "moved":
         return list(start.moved_states)
     # from another checkpoint, whose states differ with its weights
-    if start.other_weights:
+    if start.is_of_other_weights:
         return []
     return start.missing_states if fault == "gone" else start.other_states
 
@@ -102,13 +104,15 @@ def _finding(fault: StatesFault, starts: Sequence[TakenOver]) -> Finding:
     ranks = tuple(start.rank for start in starts)
     location = f"on {ranks_text(ranks)}"
     num = len({param for by_param in (first.states_left or {}).values() for param in by_param})
+    # of sampled ones it is not known whether they are all
     whose = f"all {counted(num, 'parameter')}" if len(names) == num else named_some(names)
     pairs = [f"those of {name} are what {source} had" for name, source in first.moved_states.items()]
+    left = f"before step {first.at}" if first.repeats else "left"
     says = {
         "moved": f"optimizer states {location} are another parameter's: {listed(pairs[:MOST_NAMED])}"
         + (f" ({counted(len(pairs), 'parameter')} in all)" if len(pairs) > MOST_NAMED else ""),
         "gone": f"the optimizer {location} holds no states of {whose} any more",
-        "other": f"the optimizer states of {whose} {location} are not as they were left, while the weights are",
+        "other": f"the optimizer states of {whose} {location} are not as they were {left}, while the weights are",
     }[fault]
     advice = {
         "moved": "Give the optimizer its parameters in the same order at each start, from a list in the order of "

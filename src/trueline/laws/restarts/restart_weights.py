@@ -14,13 +14,19 @@ the beginning, with the step number, the learning rate and the optimizer states 
 
 How it decides
 --------------
-Exactly: digests of all parameters when watching ended are compared with those before the first update of the next
-start. Only a start that goes on from the step at which the one before had ended is judged: of one that repeats steps
-nobody knows what it had saved there.
+Exactly, by digests of all parameters before the first update of a start. Where the start before ended at the step
+before, they are compared with those when watching ended; where steps are repeated, as the checkpoint was older, with
+those that the start before had at the same step. Where it was killed at the step before, what it left is not known:
+then it is told only that all parameters are as the job first began with, and had been others.
+
+Weights of an earlier step are said to be: they are of another checkpoint than what gave the number of the step, which
+is `step` of `trueline.watch`, or the count of updates in the states of the optimizer. Without both the step goes on
+after the last one, and such a start after a kill is as it should be.
 
 What it may miss
 ----------------
-A start after one that was killed, or that goes on from an older checkpoint. Buffers.
+A start whose first step, or that of the start before, nobody looked at: where watching is told to begin later, or
+digests are taken now and then only.
 
 Example
 -------
@@ -56,11 +62,19 @@ QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("closing_digests", "param_digests")
 ACROSS_RANKS = False
 
+FEWEST = 3
+"""Steps after which a job that was killed is expected to have saved something."""
+
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each start with other weights; raises ``CannotTell`` where none can be compared."""
-    changed = [start for start in taken_over(run) if start.other_weights]
+    changed = [start for start in taken_over(run) if _is_told(start)]
     return [_finding(starts) for starts in ranks_at(changed).values()]
+
+
+def _is_told(start: TakenOver) -> bool:
+    """Whether its weights are other than they should be: a checkpoint of the very beginning is no fault by itself."""
+    return start.is_of_other_weights and not (start.is_killed and start.step < FEWEST)
 
 
 def _finding(starts: Sequence[TakenOver]) -> Finding:
@@ -72,11 +86,18 @@ def _finding(starts: Sequence[TakenOver]) -> Finding:
     anew = all(start.begins_anew for start in starts)
     verb = "is" if len(names) == 1 else "are"
     state = "as the job first began with, and not as" if anew else "not as"
+    left = f"the start before had left {'it' if len(names) == 1 else 'them'} at step {first.step - 1}"
+    if first.repeats or first.is_killed:
+        # steps that are repeated are of the same number; a job that was killed went on for a while
+        left = f"the start before had {'it' if len(names) == 1 else 'them'}"
+        left += f" at step {first.at}" if first.repeats else " when it was killed"
+    if not anew and first.like_step is not None:
+        state = f"as before step {first.like_step}, and not as"
     return Finding(
         code=CODE,
         severity="warning" if anew else "confirm",
         claim=f"The job was started again at step {first.step}, and {subject} on {ranks_text(ranks)} {verb} {state} "
-        f"the start before had left {'it' if len(names) == 1 else 'them'} at step {first.step - 1}.",
+        f"{left}.",
         ranks=ranks,
         step_first=first.step,
         step_last=first.step,
@@ -84,7 +105,11 @@ def _finding(starts: Sequence[TakenOver]) -> Finding:
         expected=0.0,
         unit="parameters that are other bits than they were left",
         false_alarm_rate=0.0,
-        evidence={"kind": "begun-anew" if anew else "other", "names": names[:100]},
+        evidence={
+            "kind": "begun-anew" if anew else "other",
+            "names": names[:100],
+            "like_step": first.like_step,
+        },
         next=(
             "Print what load_state_dict(…, strict=False) returns (its missing and unexpected keys), and a checksum of "
             "the weights before they are saved and after they are loaded.",

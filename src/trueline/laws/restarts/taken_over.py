@@ -1,14 +1,20 @@
-"""What each later start of a job had at its first update of what the start before had left at its last."""
+"""What each later start of a job had at its first update, beside what the starts before had left.
+
+How a start ended says what is known of it: where watching closed, digests of all there was then; where a later start
+repeats steps, what the start before had at the same step; where it was killed, what it had at the steps before.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from trueline.judge.series.rewound import rewound_to
 from trueline.judge.stats.memoize import memoized
+from trueline.laws.restarts.sampled_states import SampledStates, sampled_states
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
@@ -18,9 +24,14 @@ States = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class TakenOver:
-    """One rank at the start that goes on from ``step``. ``weights`` are names and pairs of digests, as they were left
-    and as they are; ``initial`` those that the Run first began with. ``states_left`` and ``states_taken`` are those of
-    the optimizer: None where nobody looked as watching ended, and empty where it held none.
+    """One rank at the start that goes on from ``step``.
+
+    ``weights`` are names and pairs of digests, as they were left and as they are; where the start before was killed,
+    and nobody looked at what it left (``is_killed``), as they last were. ``repeats`` says that it goes on from the
+    checkpoint of an earlier step, ``at``, that was looked at. ``initial`` are those that the job first began with,
+    ``like_step`` the step that began with the weights of this start. ``states_left`` and ``states_taken`` are those of
+    the optimizer: None where nobody looked at them as watching ended, and empty where it held none. Then ``sampled``
+    are those of some elements, where they are known.
     """
 
     step: int
@@ -29,11 +40,21 @@ class TakenOver:
     initial: Mapping[str, int]
     states_left: States | None
     states_taken: States
+    is_killed: bool = False
+    repeats: bool = False
+    like_step: int | None = None
+    at: int = 0
+    sampled: SampledStates | None = None
 
     @cached_property
     def other_weights(self) -> list[str]:
         """Parameters that are not as they were left."""
         return [name for name, (before, after) in self.weights.items() if before != after]
+
+    @property
+    def is_of_other_weights(self) -> bool:
+        """True where it goes on from other weights than it should, as far as that is known."""
+        return self.begins_anew if self.is_killed else bool(self.other_weights)
 
     @property
     def begins_anew(self) -> bool:
@@ -58,12 +79,16 @@ class TakenOver:
     @cached_property
     def missing_states(self) -> list[str]:
         """Parameters that had states and have none."""
+        if self.sampled is not None:
+            return list(self.sampled.gone)
         params = {param for by_param in (self.states_left or {}).values() for param in by_param}
         return sorted(params - {param for by_param in self.states_taken.values() for param in by_param})
 
     @cached_property
     def other_states(self) -> list[str]:
         """Parameters whose states are others, and not those of another parameter."""
+        if self.sampled is not None:
+            return list(self.sampled.other)
         states_left = self.states_left or {}
         params = {
             param
@@ -76,42 +101,51 @@ class TakenOver:
 
 @memoized
 def taken_over(run: Run) -> list[TakenOver]:
-    """By start, then rank. Raises ``CannotTell`` where the job was started once, or nobody looked at both ends."""
+    """By start, then rank. Raises ``CannotTell`` where the job was started once, or nobody looked at the weights."""
     if not run.restarts:
         raise CannotTell("the job was started once", reason="by-design")
-    # a start closes at the step before the next one opens; the first step has the initial weights
-    steps = sorted({step - near for step in run.restarts for near in (0, 1)} | {int(run.steps[0])})
-    closing, opening = run.lists("closing_digests", steps=steps), run.lists("param_digests", steps=steps)
-    closing_states, opening_states = run.texts("closing_states"), run.texts("opening_states")
-    starts: list[TakenOver] = []
-    for step in run.restarts:
-        for rank in sorted(run.env):
-            names = [*run.env[rank].params, *run.env[rank].frozen]
-            rows = [closing.get((step - 1, rank)), opening.get((step, rank))]
-            # no row: it was killed, or the next repeats steps; another length: the model was changed in between
-            if any(row is None or len(row) != len(names) for row in rows):
-                continue
-            before, after = ([int(digest) for digest in row] for row in rows if row is not None)
-            first = opening.get((int(run.steps[0]), rank))
-            initial = (
-                {} if first is None or len(first) != len(names) else dict(zip(names, map(int, first), strict=True))
-            )
-            text = closing_states.get((step - 1, rank))
-            starts.append(
-                TakenOver(
-                    step,
-                    rank,
-                    dict(zip(names, zip(before, after, strict=True), strict=True)),
-                    initial,
-                    None if text is None else json.loads(text),
-                    json.loads(opening_states.get((step, rank), "{}")),
-                )
-            )
+    starts = [start for step in run.restarts for start in _starts_at(run, step)]
     if not starts:
-        raise CannotTell(
-            "no start goes on from the step at which the one before had ended as it should, with its weights looked at"
-        )
+        raise CannotTell("nobody looked at the weights of a start and of the one before")
     return starts
+
+
+def _starts_at(run: Run, step: int) -> Iterator[TakenOver]:
+    before = run.left_before(step)
+    first = int(before.steps[0]) if len(before.steps) else step
+    opening, initial = run.lists("param_digests", steps=[step]), before.lists("param_digests", steps=[first])
+    opening_states, closing_states = run.texts("opening_states"), before.texts("closing_states")
+    # Without a count of updates the number of the step says nothing of the checkpoint.
+    is_counted = any(attempt.step == step and attempt.updates for attempt in run.manifest.attempts[1:])
+    for rank in sorted(run.env):
+        names = [*run.env[rank].params, *run.env[rank].frozen]
+        rows = {at: row for (at, _), row in before.lists("param_digests", ranks=[rank]).items()}
+        closing = before.lists("closing_digests", ranks=[rank]).get((step - 1, rank))
+        closing = closing if before.last_steps.get(rank) == step - 1 else None
+        like_step = rewound_to(run, rank, step, before=before)
+        # a start with the weights of the very beginning has loaded none
+        at = like_step if like_step is not None and like_step > first and not is_counted else step
+        repeats = closing is None and at in rows
+        left = closing if closing is not None else rows.get(at, rows[max(rows)] if rows else None)
+        taken, at_first = opening.get((step, rank)), initial.get((first, rank))
+        # another length: the model was changed in between
+        if left is None or taken is None or not len(left) == len(taken) == len(names):
+            continue
+        has_first = at_first is not None and len(at_first) == len(names)
+        text = None if closing is None else closing_states.get((step - 1, rank))
+        yield TakenOver(
+            step,
+            rank,
+            dict(zip(names, zip(map(int, left), map(int, taken), strict=True), strict=True)),
+            dict(zip(names, map(int, at_first), strict=True)) if at_first is not None and has_first else {},
+            None if text is None else json.loads(text),
+            json.loads(opening_states.get((step, rank), "{}")),
+            is_killed=closing is None and not repeats,
+            repeats=repeats,
+            like_step=like_step,
+            at=at,
+            sampled=None if closing is not None else sampled_states(run, before, step, rank, at=at),
+        )
 
 
 def ranks_at(starts: Sequence[TakenOver]) -> dict[int, list[TakenOver]]:

@@ -195,10 +195,15 @@ class Pieces:
 
 
 def read_pieces(
-    fs: AbstractFileSystem, root: str, first_steps: Sequence[int] = (), *, known_parts: PartFiles | None = None
+    fs: AbstractFileSystem,
+    root: str,
+    first_steps: Sequence[int] = (),
+    *,
+    known_parts: PartFiles | None = None,
+    num_starts: int | None = None,
 ) -> Pieces:
-    """Every readable row piece of the Run at ``root`` whose job began with ``first_steps``, one a start. Parts that are
-    ``known_parts`` are not read again.
+    """Every readable row piece of the Run at ``root`` whose job began with ``first_steps``, one a start; those of the
+    first ``num_starts`` alone. Parts that are ``known_parts`` are not read again.
 
     Journals are read before parts are listed: a row that is sealed in between is then seen twice, which merging undoes;
     the other way round it would not be seen at all.
@@ -208,6 +213,9 @@ def read_pieces(
     pieces.unclosed = sorted(journals)
     parts = list_parts(fs, root, file_names.WORKERS_DIR, pieces.problems)
     attempts = {rank: journal.attempt(parts.get(rank, [])) for rank, journal in journals.items()}
+    if num_starts is not None:
+        journals = {rank: journal for rank, journal in journals.items() if attempts[rank] < num_starts}
+        parts = {rank: [part for part in of_rank if part.attempt < num_starts] for rank, of_rank in parts.items()}
     begun_attempts = {attempts[rank] for rank, journal in journals.items() if journal.batches}
     begun_attempts |= {part.attempt for rank_parts in parts.values() for part in rank_parts}
     # A start that ended before it had written a row hides nothing of the starts before it.

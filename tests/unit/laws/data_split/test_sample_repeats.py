@@ -155,6 +155,20 @@ def test_updates_that_are_skipped_as_if_they_were_batches_are_counted(tmp_path, 
     assert "read again what start 1 had read from step 2 on" in finding.claim
 
 
+@pytest.mark.parametrize(
+    ("digest", "loss", "is_told"), [(1020, 9.0, False), (1015, 9.0, True), (0, 20.0, False), (0, 9.0, True)]
+)
+def test_steps_that_are_made_again_from_their_checkpoint_read_the_same(tmp_path, digest, loss, is_told):
+    """Nothing tells that the job, which was killed after step 25, is at its step 20 again, but weights or loss."""
+    epoch = fresh(40)
+    first, second = rows_of(epoch[:25], epoch=0), rows_of(epoch[20:], first=25, epoch=0)
+    for (step, _), row in first.items():
+        row |= {"param_digests": np.array([1000 + step] * 4, dtype=np.uint64), "loss": float(step)}
+    second[25, 0] |= {"param_digests": np.array([digest] * 4, dtype=np.uint64), "loss": loss}
+    run = write_starts(tmp_path, [(0, first), (25, second)])
+    assert bool(sample_repeats.check(run)) is is_told
+
+
 def test_a_restart_that_goes_on_where_it_was_is_silent(tmp_path):
     epoch = fresh(40)
     assert _resumed(tmp_path, epoch[:25], epoch[20:], restart=20) == []

@@ -10,6 +10,8 @@ from torch import nn
 
 import trueline
 from trueline.laws.restarts import facts, restart_rate, restart_states, restart_weights
+from trueline.laws.restarts.sampled_states import sampled_states
+from trueline.laws.restarts.taken_over import taken_over
 from trueline.schema.errors import CannotTell
 
 STEPS = 4
@@ -131,11 +133,76 @@ def starts_of(*, again=4, taken=STATES, weights=1, states_left=STATES):
     return [(0, first), (again, {(again, 0): opening})]
 
 
-def test_a_start_that_repeats_steps_cannot_be_told(tmp_path):
-    run = write_starts(tmp_path / "run", starts_of(again=2, weights=2))
-    for module in (restart_weights, restart_states):
-        with pytest.raises(CannotTell, match="no start goes on from the step"):
-            module.check(run)
+def of_steps(digests, *, first=0, **columns):
+    """Rows from step ``first`` on that begin with weights that are all of one of ``digests``."""
+    rows = {
+        (first + place, 0): {"param_digests": np.full(len(PARAMS), d, np.uint64)} for place, d in enumerate(digests)
+    }
+    for row in rows.values():
+        row |= columns
+    return rows
+
+
+def killed(folder, opening, *, first=4, updates=None):
+    """A job that was killed in its step 4 or after, and its next start."""
+    run = write_starts(folder, [(0, of_steps([5, 6, 7, 8])), (first, of_steps(opening, first=first))])
+    for attempt in run.manifest.attempts[1:]:
+        attempt.updates = updates
+    return run
+
+
+def claims(run):
+    return [finding.claim for finding in restart_weights.check(run)]
+
+
+def test_after_a_kill_weights_of_the_beginning_alone_are_told(tmp_path):
+    assert claims(killed(tmp_path / "anew", [5])) == [
+        "The job was started again at step 4, and all 4 parameters on rank 0 are as the job first began with, and not "
+        "as the start before had them when it was killed."
+    ]
+    # a checkpoint of step 2, or of one that nobody looked at
+    for name, opening in {"older": [7], "unknown": [9]}.items():
+        assert claims(killed(tmp_path / name, opening)) == []
+
+
+def test_steps_that_are_repeated_begin_with_the_same_weights(tmp_path):
+    assert claims(killed(tmp_path / "same", [7, 8], first=2, updates=2)) == []
+    assert (
+        "are as before step 3, and not as the start before had them at step 2"
+        in (claims(killed(tmp_path / "later", [8, 8], first=2, updates=2))[0])
+    )
+    assert (
+        "are not as the start before had them at step 2"
+        in (claims(killed(tmp_path / "other", [9, 9], first=2, updates=2))[0])
+    )
+    # the optimizer was not loaded, and with it the count of updates: the weights say where the start goes on from
+    (start,) = taken_over(killed(tmp_path / "uncounted", [8, 8], first=0))
+    assert (start.at, start.repeats, start.other_weights) == (3, True, [])
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_states_after_a_kill(tmp_path, is_loaded):
+    model = layers()
+    optimizer = adam(model)
+    updates(tmp_path / "run", model, optimizer)
+    later = layers()
+    later.load_state_dict(model.state_dict())
+    later_optimizer = adam(later)
+    if is_loaded:
+        later_optimizer.load_state_dict(optimizer.state_dict())
+    updates(tmp_path / "run", later, later_optimizer, first=STEPS)
+    run = trueline.open_run(tmp_path / "run")
+    before = run.left_before(STEPS)
+    assert before.steps.tolist() == list(range(STEPS))
+    states = sampled_states(run, before, STEPS, 0, at=STEPS)
+    assert bool(states.gone) is not is_loaded
+
+
+def test_a_run_as_the_start_before_left_it_has_the_steps_that_were_repeated(tmp_path):
+    run = killed(tmp_path / "run", [1, 2, 3], first=2)
+    before = run.left_before(2)
+    assert [int(row[0]) for _, row in sorted(before.lists("param_digests").items())] == [5, 6, 7, 8]
+    assert [int(row[0]) for _, row in sorted(run.lists("param_digests").items())] == [5, 6, 1, 2, 3]
 
 
 def test_a_job_of_one_start_cannot_be_told(tmp_path):
