@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from trueline.laws.initial_values.columns import InitialValues
 from trueline.laws.initial_values.init_differs import judge
 from trueline.laws.initial_values.initial_values import InitialParams, look_fresh, matrices_by_role
-from trueline.laws.initial_values.probe import numbers_of
+from trueline.laws.initial_values.probe.values import numbers_of
 from trueline.schema.errors import CannotTell
 
 LAYERS, WIDTH, VOCABULARY, MAX_PARAMS, PATIENCE_S = 6, 128, 2000, 20e6, 20

@@ -24,10 +24,29 @@ COLUMNS: tuple[Column, ...] = (
         "Of that step, JSON of `FrozenParam`: the last `MAX_FROZEN` frozen parameters of the model, in its order.",
     ),
     Column("frozen_values", "list<float64>", "", "`InitialValues` of each of these."),
+    Column(
+        "embeddings",
+        "string",
+        "",
+        "Of that step, JSON of `Embedding`: those with a row for padding, and frozen ones.",
+    ),
+    Column(
+        "embedding_values",
+        "list<float64>",
+        "",
+        "Of each of these, before the update: `RowValues` of its rows but the last `MAX_ROWS`, the norm of the row for "
+        "padding, and of each of its last rows the norm, the distance to the mean of the others, and 1 where the batch "
+        "reads it.",
+    ),
 )
 
 MAX_FROZEN = 256
 """Frozen parameters that are looked at, the last ones, as a head is at the end."""
+
+MAX_EMBEDDINGS, MAX_ROWS = 8, 32
+"""Embeddings that are looked at, and last rows of each, where tokens are added: at most half of them."""
+MAX_OTHERS = 1024
+"""Rows before these that they are compared with, at equal distances."""
 
 MAX_LOOKED = 16384
 """Elements of a parameter that are looked at: the spread of as many independent normal ones is known to 0.6 %."""
@@ -74,3 +93,47 @@ def frozen_params(text: str) -> tuple[FrozenParam, ...]:
 
 
 NUM_FIELDS = len(fields(InitialValues))
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """An embedding [``rows``, ``width``] by the name of its weight. ``padding`` is its ``padding_idx``, -1 without;
+    ``declared`` the ``vocab_size`` of a module of the model, where that is smaller than ``rows`` (rows were added since
+    it was made), -1 otherwise; ``trains``: its weight or an adapter around it needs a gradient; ``last`` is how many
+    last rows have values.
+    """
+
+    name: str
+    rows: int
+    width: int
+    padding: int
+    declared: int
+    trains: bool
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowValues:
+    """Of the rows before the last: the mean, standard deviation, smallest and largest of their norms, and the mean
+    distance to their mean.
+    """
+
+    mean: float
+    spread: float
+    smallest: float
+    largest: float
+    distance: float
+
+
+def embeddings_text(embeddings: Sequence[Embedding]) -> str:
+    """The string of the column."""
+    return json.dumps([astuple(embedding) for embedding in embeddings])
+
+
+def embeddings_from(text: str) -> tuple[Embedding, ...]:
+    """Of one row of the column."""
+    return tuple(Embedding(*row) for row in json.loads(text))
+
+
+NUM_ROW_FIELDS = len(fields(RowValues)) + 1
+"""Numbers of an embedding in front of those of its last rows, with the norm of the row for padding."""

@@ -6,9 +6,10 @@ from trueline.schema.law import Code, Law
 LAW = Law(
     columns=COLUMNS,
     of_updates=True,
-    probes=("probe",),
+    probes=("probe.values",),
     checks={
         "begin-alike": Code(),
+        "embedding-rows": Code(),
         "frozen-untrained": Code(),
         "init-differs": Code(),
     },

@@ -11,7 +11,7 @@ import trueline
 from trueline.laws.initial_values import frozen_untrained
 from trueline.laws.initial_values.columns import InitialValues, frozen_params
 from trueline.laws.initial_values.drawn import looks_drawn
-from trueline.laws.initial_values.probe import _frozen, numbers_of
+from trueline.laws.initial_values.probe.values import _frozen, numbers_of
 
 
 def summary(x):

@@ -14,7 +14,7 @@ from trueline.laws.initial_values import init_differs
 from trueline.laws.initial_values.columns import InitialValues
 from trueline.laws.initial_values.init_differs import judge
 from trueline.laws.initial_values.initial_values import InitialParams
-from trueline.laws.initial_values.probe import numbers_of
+from trueline.laws.initial_values.probe.values import numbers_of
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 

@@ -21,31 +21,35 @@ from trueline.laws.initial_values.columns import (
     FrozenParam,
     frozen_text,
 )
+from trueline.laws.initial_values.probe.embeddings import EmbeddingRows
 
 
 class InitialValueProbe:
-    """The columns ``initial_values``, ``frozen_params`` and ``frozen_values``, once: just before the update of the
-    first step that is watched.
+    """The columns ``initial_values``, ``frozen_params`` and ``frozen_values``, and those of ``EmbeddingRows``, once:
+    just before the update of the first step that is watched.
     """
 
     name = "initial values"
-    moments = ("update",)
+    moments = ("batch", "update")
     between = None
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._model, self._rows = model, EmbeddingRows(model)
 
     def begin(self, step: Step) -> bool:
         return step.watched and step.age == 0
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        columns: dict[str, Any] = {"initial_values": initial_values(step.layout)}
+        if moment == "batch":
+            self._rows.see(step)
+            return {}
+        columns: dict[str, Any] = {"initial_values": initial_values(step.layout)} | self._rows.take(step)
         if step.layout.frozen:
             columns |= _frozen(self._model, step.layout)
         return columns
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("initial_values", "frozen_values")
+        names = ("initial_values", "frozen_values", "embedding_values")
         return {name: host[name].flatten().tolist() for name in names if name in host}
 
 
