@@ -94,8 +94,10 @@ class HoldingProbe:
         if followed is None:
             return
         followed.depth += 1
+        if id(optimizer) == next(iter(followed.optimizers), None):
+            self._switch.set(False)  # the next step has come to its update
         # A wrapper's update is that of what it wraps.
-        if followed.depth == 1:
+        elif followed.depth == 1:
             with self._guard(self.name):
                 self._note(optimizer)
 
