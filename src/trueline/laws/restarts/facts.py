@@ -59,4 +59,43 @@ def _states_as_left(start: TakenOver) -> bool | None:
     return not (start.moved_states or start.missing_states or start.other_states)
 
 
-SUBJECTS = (Subject("takeovers", "starts", "what later starts took over", takeovers),)
+def streams(run: Run) -> tuple[str, Any] | None:
+    """At each later start whether the first steps draw random numbers of torch from the states that the first steps of
+    the job drew from, or from others; None where none are drawn.
+    """
+    sentences: list[str] = []
+    numbers: list[dict[str, Any]] = []
+    for step in run.restarts:
+        before = run.left_before(step)
+        if not len(before.steps):
+            continue
+        first, rank = int(before.steps[0]), run.ranks[0]
+        drawn, earlier = (part.lists("rng_drawn", ranks=[rank]) for part in (run, before))
+        for column, name in enumerate(("torch on the host", "torch on the device")):
+            pairs = [
+                (drawn[step + near, rank][column], earlier[first + near, rank][column])
+                for near in range(FEWEST_DRAWN)
+                if (step + near, rank) in drawn and (first + near, rank) in earlier
+            ]
+            if len(pairs) < FEWEST_DRAWN or not all(now and then for now, then in pairs):
+                continue
+            again = all(now == then for now, then in pairs)
+            end = FEWEST_DRAWN - 1
+            sentences.append(
+                f"at step {step} random numbers of {name} begin again: steps {step}-{step + end} draw from the states "
+                f"of steps {first}-{first + end}"
+                if again
+                else f"at step {step} random numbers of {name} do not begin again"
+            )
+            numbers.append({"step": step, "stream": name, "again": again})
+    return ("; ".join(sentences), numbers) if sentences else None
+
+
+FEWEST_DRAWN = 3
+"""Steps in a row that must draw from the states of the first ones; each state is that of one of 2^64 digests."""
+
+SUBJECTS = (
+    Subject("takeovers", "starts", "what later starts took over", takeovers),
+    # No mark: many healthy jobs seed each start alike, and how many do was not measured.
+    Subject("streams-at-starts", "starts", "random numbers at later starts", streams),
+)

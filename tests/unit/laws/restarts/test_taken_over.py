@@ -287,3 +287,17 @@ def test_a_schedule_that_goes_back_is_told_by_its_own_law(tmp_path):
     before, after = [0.1, 0.09, 0.08, 0.07], [0.1, 0.09]
     assert told(rates_run(tmp_path / "back", before, after, epochs=((0, 1, 2, 3), (0, 1)))) == []
     assert len(told(rates_run(tmp_path / "on", before, after, epochs=((0, 1, 2, 3), (4, 5))))) == 1
+
+
+@pytest.mark.parametrize(("states", "again"), [([11, 12, 13], True), ([11, 12, 14], False)])
+def test_random_numbers_that_begin_again(tmp_path, states, again):
+    first = of_steps([5, 6, 7, 8])
+    for (step, _), row in first.items():
+        row["rng_drawn"] = [11 + step, 0, 0, 0]
+    second = of_steps([9, 10, 11], first=4)
+    for row, state in zip(second.values(), states, strict=True):
+        row["rng_drawn"] = [state, 0, 0, 0]
+    text, numbers = facts.streams(write_starts(tmp_path / "run", [(0, first), (4, second)]))
+    assert numbers == [{"step": 4, "stream": "torch on the host", "again": again}]
+    assert ("steps 4-6 draw from the states of steps 0-2" in text) is again
+    assert facts.streams(write_starts(tmp_path / "none", starts_of())) is None
