@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Sampler
 
 from gallery.entry import Fault, variants
 from gallery.entry_context import EntryContext
@@ -69,6 +69,35 @@ def _augmented(ctx: EntryContext, rows: Any, alike: bool) -> Iterator[Any]:
     return _sampled(ctx, Noisy(rows), alike)
 
 
+class _OneSeed(Sampler[int]):
+    """A shuffled part for each rank, which is another in each epoch that it is told."""
+
+    def __init__(self, ctx: EntryContext, size: int) -> None:
+        super().__init__()
+        self.epoch = 0
+        self._ctx, self._size = ctx, size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self._size // self._ctx.world_size
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(self._size, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        return iter(order[self._ctx.rank :: self._ctx.world_size])
+
+
+def _own(ctx: EntryContext, rows: Any, alike: bool) -> Iterator[Any]:
+    rows = Noisy(Regression().dataset(4 * len(rows)))  # of few samples a shuffle may draw one order twice
+    sampler = _OneSeed(ctx, len(rows))
+    loader = DataLoader(rows, batch_size=4 * BATCH_SIZE, sampler=sampler)
+    for epoch in range(NUM_EPOCHS):
+        if not alike:
+            sampler.set_epoch(epoch)
+        yield from loader
+
+
 def _seeded(ctx: EntryContext, rows: Any, alike: bool) -> Iterator[Any]:
     own_rows = rows.select(range(ctx.rank, len(rows), ctx.world_size))
     for epoch in range(NUM_EPOCHS):
@@ -113,6 +142,7 @@ _fault = variants(
 ENTRIES = (
     _fault("", "set_epoch is never called", _trained(_sampled)),
     _fault("augmented", "the same, of samples that change each time", _trained(_augmented)),
+    _fault("own", "the same, with a sampler of the program's own", _trained(_own)),
     _fault("seeded", "a generator is seeded again for each epoch", _trained(_seeded)),
     _fault("stream", "a stream shuffles with one seed", _trained(_streamed)),
     Fault(

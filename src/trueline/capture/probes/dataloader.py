@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from trueline.capture.model import patches
 from trueline.capture.model.contents import MAX_DEPTH, elements
 from trueline.capture.probes.base import FactProbe, Moment, Step
+from trueline.capture.probes.drawn_indices import drawn_indices
 from trueline.capture.probes.loader_order import declared_shuffle, order_state, samplers_of, splits_processes
 from trueline.capture.probes.loader_workers import copied_generators, seeds_workers_alike, workers_draw
 from trueline.tensor.memory import bits_of
@@ -52,6 +53,8 @@ class EpochProbe(FactProbe):
         self._iterator: weakref.ref[Any] | None = None
         self._seeds: list[str] | None = None
         self._seed_due = False
+        self._num_passes = 0
+        drawn_indices.listen(self)
         patches.loader_iterator.add(self._at_iterator)
         patches.loader_iter.add(self._at_iter)
 
@@ -63,6 +66,7 @@ class EpochProbe(FactProbe):
     def detach(self) -> None:
         patches.loader_iter.remove(self._at_iter)
         patches.loader_iterator.remove(self._at_iterator)
+        drawn_indices.leave(self)
 
     def follow(self, earlier: EpochProbe) -> None:
         """Go on from what one has seen that has listened since before watching began."""
@@ -75,7 +79,10 @@ class EpochProbe(FactProbe):
             if self._seed_due:
                 self._note_seed()
             columns = {} if self.epoch is None else {"epoch": self.epoch}
-            return columns | self._batches() if step.sampled else columns
+            if not step.sampled:
+                return columns
+            self._note_passes()
+            return columns | self._batches()
         self.at_training_step()
         step.facts["data"] = self.facts
         self._step_facts = step.facts
@@ -94,6 +101,14 @@ class EpochProbe(FactProbe):
             self.facts = describe_loader(loader) | {"orders": tuple(self._orders[self._dataset])}
             if self.facts.get("workers_draw"):
                 self._seeds, self._seed_due = [], True
+
+    def _note_passes(self) -> None:
+        """Of the indices that were drawn, once another pass over the training data has come to its end."""
+        indices = None if self._dataset is None else drawn_indices.of(self._dataset)
+        if indices is None or self._step_facts is None or indices.num_ended == self._num_passes:
+            return
+        self._num_passes = indices.num_ended
+        self.facts = self._step_facts["data"] = self.facts | {"indices": indices.facts()}
 
     def _batches(self) -> dict[str, int | None]:
         iterator = None if self._iterator is None else self._iterator()

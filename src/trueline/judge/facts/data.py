@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.series.drawn_indices import different_indices, index_passes
 from trueline.judge.series.epochs import MOST_EPOCHS, epochs_of
 from trueline.judge.stats.distinct import num_distinct
 from trueline.schema.errors import CannotTell
@@ -35,13 +36,19 @@ def samples(run: Run) -> tuple[str, Any]:
     text = f"{counted(read, 'sample')} in {counted(steps, 'step')} of {_processes(ranks)}, {amount}"
     if isinstance(size, int) and not isinstance(size, bool):
         text += f"; the data set has {size:,}"
-    return text, {"read": read, "different": distinct, "data_set": size}
+    values = {"read": read, "different": distinct, "data_set": size}
+    # an augmentation makes other samples of one each time
+    indices = different_indices(run, data_parallel_ranks(run))
+    if indices is not None and indices < distinct:
+        text += f", of which {indices:,} were drawn"
+        values["drawn"] = indices
+    return text, values
 
 
 def reads_few(value: Mapping[str, Any]) -> bool:
     """Whether as many samples were read as the data set has, and fewer than half of these."""
     size = value["data_set"]
-    return isinstance(size, int) and value["read"] >= size > 2 * value["different"]
+    return isinstance(size, int) and value["read"] >= size > 2 * value.get("drawn", value["different"])
 
 
 def batch(run: Run) -> tuple[str, Any]:
@@ -75,15 +82,34 @@ def shares(run: Run) -> tuple[str, Any] | None:
     # those of a rank alone, one at a time
     by_rank = [num_distinct(run.flat("sample_digests", ranks=[rank])[-1]) for rank in ranks[:FEW_RANKS]]
     whole = int(epochs_TN[measured_TN].max() - epochs_TN[measured_TN].min())
+    if whole and (drawn := different_indices(run, ranks)) is not None and distinct > drawn:
+        return _shares_by_index(run, drawn, size)
     if distinct > size or not whole:
         return None  # values change from epoch to epoch, or the data were not gone through
     low, high = min(by_rank) / size, max(by_rank) / size
     share = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
     who = "each rank" if len(ranks) > 1 else "the training"
     text = f"{who} read {share} of the data set in {counted(whole, 'whole epoch')} and what followed"
-    unread = size - distinct
+    unread = 0 if _leaves_out_by_chance(run, distinct, size) else size - distinct
     text += f"; {unread:,} of its {size:,} samples, by their values, were read by none" if unread else ""
     return text, {"least": round(low, 4), "most": round(high, 4), "unread": unread, "data_set": size, "epochs": whole}
+
+
+def _shares_by_index(run: Run, drawn: int, size: int) -> tuple[str, Any]:
+    """As ``shares``, of samples whose values an augmentation changes."""
+    ranks = data_parallel_ranks(run)
+    ended = min(sum(index_pass.ended for index_pass in index_passes(run, rank)) for rank in ranks)
+    who = "the ranks" if len(ranks) > 1 else "the training"
+    text = f"{who} drew {drawn / size:.0%} of the indices of the data set in {counted(ended, 'whole epoch')}"
+    unread = 0 if _leaves_out_by_chance(run, drawn, size) else size - drawn
+    text += f"; {unread:,} of its {size:,} samples were read by none" if unread else ""
+    share = round(drawn / size, 4)
+    return text, {"least": share, "most": share, "unread": unread, "data_set": size, "epochs": ended}
+
+
+def _leaves_out_by_chance(run: Run, different: int, size: int) -> bool:
+    """True of a sampler that draws each sample again and again by its weight, as it is meant to, and has drawn half."""
+    return _loader(run).get("sampler") == "WeightedRandomSampler" and 2 * different >= size
 
 
 def epoch_order(run: Run) -> tuple[str, Any] | None:
@@ -102,6 +128,8 @@ def epoch_order(run: Run) -> tuple[str, Any] | None:
     elif not any(equal) and not any(np.isin(samples_D, first).any() for samples_D in later):
         # Samples are known by their values, which an augmentation changes: then their order is not.
         order = "none has a sample of the first with the same values"
+        by_index = {index_pass.order for index_pass in index_passes(run, ranks[0])[: len(epochs)]}
+        order += ", but their indices come in one order" if len(by_index) == 1 and "" not in by_index else ""
     elif not any(equal):
         order = "each has another order than the first"
     else:
@@ -131,12 +159,15 @@ def read_twice(run: Run) -> tuple[str, Any] | None:
     if len(epochs) < 2:
         return None
     digests_D = epochs[0].digests
-    num_again = len(digests_D) - len(np.unique(digests_D))
+    num_samples, num_again = len(digests_D), len(digests_D) - len(np.unique(digests_D))
+    passes = index_passes(run, ranks[0])
+    if not num_again and passes and passes[0].ended:  # what is augmented comes again with other values
+        num_samples, num_again = passes[0].drawn, passes[0].drawn - passes[0].different
     # A weighted sampler draws with replacement, as it is meant to.
     if not num_again or _loader(run).get("sampler") == "WeightedRandomSampler":
         return None
-    text = f"{num_again:,} of {counted(len(digests_D), 'sample')} of the first epoch were read before in that epoch"
-    return text, {"again": num_again, "samples": len(digests_D)}
+    text = f"{num_again:,} of {counted(num_samples, 'sample')} of the first epoch were read before in that epoch"
+    return text, {"again": num_again, "samples": num_samples}
 
 
 def loader(run: Run) -> tuple[str, Any]:

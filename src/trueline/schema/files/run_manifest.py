@@ -296,9 +296,12 @@ class RankEnv(BaseModel):
         "were picked in no even order), sampler, num_replicas, sampler_rank, seed, shuffle, batch_size, batch_rows "
         "(the same, or that of a batch sampler), drop_last, num_workers, stream (an IterableDataset), shuffles "
         "(whether sampler or stream declare another order in each epoch), orders (of the first epochs, what their "
-        "order is drawn from: seed and epoch of the sampler or a digest of its generator's state, '' unknown), and of "
-        "a loader with workers persistent_workers, copied_generators (that the data set holds and draws from: each "
-        "worker has a copy) and workers_seeded_alike (worker_init_fn seeds and does not use the worker's number)",
+        "order is drawn from: seed and epoch of the sampler or a digest of its generator's state, '' unknown), indices "
+        "(once a pass has ended: of the first passes how many indices were drawn and how many of them are different, "
+        "whether it ended, and a digest of the first ones, '' of few; bits, in hex, of those of a small data set that "
+        "were drawn), and of a loader with workers persistent_workers, copied_generators (that the data set holds and "
+        "draws from: each worker has a copy), workers_seeded_alike (worker_init_fn seeds and does not use the "
+        "worker's number), workers_draw (from what torch seeds by epoch) and worker_seeds (by epoch, in hex)",
     )
     facts: JobFacts | None = Field(
         default=None, description="what the first rank collected of the job: packages, sources, configurations, modules"
