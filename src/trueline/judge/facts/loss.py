@@ -21,10 +21,13 @@ LEVEL = 0.01
 FEWEST = 8
 """Steps from which on that is asked: of 6 in random order, only the falling one, of 720, is so seldom."""
 
+LEAST_OF_COSINES = -2.0
+"""Of two views of a sample that are compared both ways; densities of what is continuous may come below it."""
+
 
 def falls_below_zero(value: Mapping[str, Any]) -> bool:
-    """True of a loss that fell, and was below 0 in the end."""
-    return value.get("fell") is True and value["last"] < 0
+    """True of a loss that fell, and was below what losses of cosines come to in the end."""
+    return value.get("fell") is True and value["last"] < LEAST_OF_COSINES
 
 
 def sign_to_confirm(value: Mapping[str, Any]) -> str:

@@ -151,7 +151,7 @@ def test_a_loss_that_rises_and_one_that_is_level_in_the_end(tmp_path):
     assert marks_of(level, "loss") == set()
 
 
-@pytest.mark.parametrize(("offset", "marks"), [(-2.0, {"loss-below-zero"}), (0.5, set())])
+@pytest.mark.parametrize(("offset", "marks"), [(-3.0, {"loss-below-zero"}), (-1.5, set()), (0.5, set())])
 def test_a_loss_that_falls_below_zero(tmp_path, offset, marks):
     def change(step, rank, row):
         row["loss"] = 1 - step / 40 + offset
