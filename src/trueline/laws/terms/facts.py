@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trueline.judge.compared_ranks import data_parallel_ranks
@@ -12,10 +12,13 @@ from trueline.laws.terms.columns import LossTerm
 from trueline.laws.terms.loss_terms import loss_terms
 from trueline.laws.terms.ratios import clipping_of_ratios
 from trueline.schema.errors import CannotTell
+from trueline.schema.text.words import listed
 from trueline.store.reader import Run
 
 MAX_TERMS = 6
 """Terms that one line has."""
+FEWEST_LOOKS = 3
+"""Steps at which terms were looked at, of which one is long after the first ones."""
 
 
 def terms(run: Run) -> tuple[str, Any]:
@@ -45,7 +48,19 @@ def terms(run: Run) -> tuple[str, Any]:
         }
         for term in first
     ]
-    return f"backward is called on {text} (step {step})", {"terms": numbers, "passes": num_passes, "loss": row[0].loss}
+    value = {"terms": numbers, "passes": num_passes, "loss": row[0].loss}
+    looks = [rows[key] for key in keys if len(rows[key]) == len(row)]
+    never = [index for index in range(len(row)) if all(look[index].factor == 0 for look in looks)]
+    if never and len(looks) >= FEWEST_LOOKS:
+        # The weight of a term may begin at 0 and grow, so that one step says nothing.
+        value |= {"times_zero": [row[index].function or None for index in never], "looks": len(looks)}
+    return f"backward is called on {text} (step {step})", value
+
+
+def counts_nothing(value: Mapping[str, Any]) -> str:
+    """What is to be confirmed of terms that are multiplied by 0."""
+    names = listed(list(dict.fromkeys(str(name or "a term") for name in value["times_zero"])))
+    return f"{names} of the loss is multiplied by 0 at all {value['looks']} steps that were looked at"
 
 
 def _words(term: LossTerm, of_pass: Sequence[LossTerm]) -> str:
@@ -77,7 +92,13 @@ def _factors(times: Sequence[float], divisors: Sequence[float]) -> str:
 
 
 SUBJECTS = (
-    Subject("loss-terms", "loss", "what backward is called on", terms),
+    Subject(
+        "loss-terms",
+        "loss",
+        "what backward is called on",
+        terms,
+        (Mark("term-times-zero", lambda value: "times_zero" in value, counts_nothing),),
+    ),
     Subject(
         "chance",
         "loss",

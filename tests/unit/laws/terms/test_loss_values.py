@@ -1,6 +1,7 @@
 """What a loss adds without a gradient, its ratios of probabilities, and the outputs that its labels need."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -60,6 +61,22 @@ def soft(model, x, y):
 
 def penalty(model, x):
     return model(x).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("weight_at", "marks"), [(lambda step: 0, {"term-times-zero"}), (lambda step: step / 9, set())]
+)
+def test_a_term_that_is_always_multiplied_by_zero(tmp_path, weight_at, marks):
+    """A weight that begins at 0 and grows is none."""
+    steps = itertools.count()
+
+    def loss_of(model, x, y):
+        return likelihood(model, x, y) + weight_at(next(steps)) * penalty(model, x)
+
+    trained(tmp_path / "run", loss_of)
+    (fact,) = (fact for fact in read_facts(tmp_path / "run").facts if fact.name == "loss-terms")
+    assert set(fact.marks) == marks
+    assert not marks or fact.marks["term-times-zero"].endswith("is multiplied by 0 at all 5 steps that were looked at")
 
 
 @pytest.mark.parametrize("fit", [likelihood, error, absolute_error, binary, distance, soft])
