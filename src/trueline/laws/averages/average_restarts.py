@@ -14,8 +14,8 @@ How it decides
 --------------
 Exactly, on 16 neighbouring elements of up to 8 tensors of the average and of the weights. In the start before it moved
 to the weights by a share of less than 1 in three samples or more, and was further from them at the last sample than
-rounding explains; in the next start all elements are equal, and are not all alike. An average is what
-`average-updates` says.
+rounding explains; in the next start all elements are equal, and are not all alike. A start with other weights than were
+left is passed over where digests show it: they may be those of the average. An average is what `average-updates` says.
 
 What it may miss
 ----------------
@@ -73,13 +73,20 @@ def check(run: Run) -> list[Finding]:
         raise CannotTell("no average of the weights was seen in two starts, one after the other")
     by_start: dict[tuple[int, str], list[tuple[CopyOfWeights, CopyOfWeights]]] = {}
     for before, after in pairs:
-        if after.begins_equal:
+        if after.begins_equal and not _begins_with_others(run, after):
             by_start.setdefault((after.start, after.name), []).append((before, after))
     return [_finding(run, again) for again in by_start.values()]
 
 
 def _next_start(run: Run, start: int) -> int | None:
     return min((step for step in run.restarts if step > start), default=None)
+
+
+def _begins_with_others(run: Run, copy: CopyOfWeights) -> bool:
+    """True if the weights at the start are not those that the start before had left, as far as both are known."""
+    left = run.lists("closing_digests", steps=[copy.start - 1]).get((copy.start - 1, copy.rank))
+    taken = run.lists("param_digests", steps=[copy.start]).get((copy.start, copy.rank))
+    return left is not None and taken is not None and left.tolist() != taken.tolist()
 
 
 def _finding(run: Run, again: list[tuple[CopyOfWeights, CopyOfWeights]]) -> Finding:

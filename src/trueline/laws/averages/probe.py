@@ -74,17 +74,18 @@ class _AverageSample:
 
     def stamp(self, moment: str) -> None:
         """Copy the elements as they are now, at a ``moment``."""
-        self.facts["moments"].append(moment)
         gathered = Gathered()
         for param_slice, pair in self._slices:
             for tensor in (pair.average(), pair.model()):
                 view = param_slice.view(tensor) if isinstance(tensor, Tensor) else None
                 if view is None or view.shape[0] != param_slice.num:
-                    self.is_whole = False
+                    # a framework may have gathered parameters in front of a forward pass: a look less
+                    self.is_whole = self.is_whole and moment == "forward"
                     return
                 gathered.add(view)
         gathered.copy()
         self._stamps.append(gathered)
+        self.facts["moments"].append(moment)
 
     def hand_over(self, name: str) -> dict[str, Tensor]:
         """The copies by names that begin with ``name``, to be brought to the host."""

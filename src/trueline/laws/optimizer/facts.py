@@ -102,7 +102,19 @@ def _slices(run: Run) -> Sequence[Slice]:
     return slices
 
 
+def master_copies(run: Run) -> tuple[str, Any] | None:
+    """Parameters of which the optimizer updates copies in higher precision, of those that were looked at."""
+    copies = sampled_updates(run).copies
+    if not copies:
+        return None
+    names = {pair.name for pair in copies}
+    shorts = sorted({pair.dtype for pair in copies})
+    text = f"the optimizer updates copies in higher precision of {counted(len(names), 'parameter')} that are"
+    return f"{text} {listed(shorts)}", {"parameters": len(names), "dtypes": shorts}
+
+
 SUBJECTS = (
+    Subject("master-copies", "update", "copies in higher precision", master_copies),
     Subject(
         "update-dtypes",
         "update",

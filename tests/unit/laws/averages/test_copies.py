@@ -97,7 +97,7 @@ def test_an_average_that_is_updated_at_each_micro_batch(tmp_path, net, kind, fau
     assert numbers["share"] == pytest.approx(1 - DECAY ** (3 if faulty else 1), rel=1e-3)
 
 
-@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize("loads", ["weights", "both", "the average twice"])
 def test_an_average_that_begins_again_at_a_restart(tmp_path, net, loads):
     def first_start():
         model = net()
@@ -108,13 +108,17 @@ def test_an_average_that_begins_again_at_a_restart(tmp_path, net, loads):
     weights, shadow = first_start()
     again = net()
     again.load_state_dict(weights)
+    if loads == "the average twice":  # to go on from it
+        with torch.no_grad():
+            for param, value in zip(again.parameters(), shadow, strict=True):
+                param.copy_(value)
     later = Shadow(again)
-    if loads:
+    if loads == "both":
         later.shadow = shadow
     del weights, shadow
     run = train(tmp_path / "run", again, lambda step: later.update(again), first=STEPS)
     findings = average_restarts.check(run)
-    assert [finding.step_first for finding in findings] == ([] if loads else [STEPS])
+    assert [finding.step_first for finding in findings] == ([STEPS] if loads == "weights" else [])
 
 
 def test_weights_that_are_set_to_the_average_and_not_put_back(tmp_path, net):

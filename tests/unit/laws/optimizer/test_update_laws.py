@@ -428,6 +428,8 @@ def test_weights_that_are_loaded_after_the_copies_were_made_are_undone(tmp_path)
     finding = findings(tmp_path / "run")["master-working-mismatch"]
     assert (finding.evidence["kind"], finding.step_first, finding.step_last) == ("undone", 0, 0)
     assert finding.claim.startswith("The first update, at step 0, undoes what was put into ")
+    facts = {fact.name: fact.value for fact in trueline.facts(tmp_path / "run").facts}
+    assert facts["master-copies"] == {"parameters": len(masters), "dtypes": ["bfloat16"]}
 
 
 def freeze(step, model, optimizer):
