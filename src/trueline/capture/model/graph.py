@@ -49,7 +49,7 @@ def can_be_asked(roots: Iterable[Tensor]) -> bool:
             return False
         if not hasattr(node, "_input_metadata"):  # in a torch that does not say what forms gradients have
             return False
-        for name in _saved_names(type(node)):
+        for name in saved_names(type(node)):
             raw = getattr(node, f"_raw_saved_{name}")
             if any(
                 saved is not None and is_hooked(saved) for saved in (raw if isinstance(raw, (tuple, list)) else (raw,))
@@ -68,7 +68,8 @@ def can_be_asked(roots: Iterable[Tensor]) -> bool:
 
 
 @cache
-def _saved_names(kind: type) -> tuple[str, ...]:
+def saved_names(kind: type) -> tuple[str, ...]:
+    """Names of what operations of this type keep for backward."""
     prefix = "_raw_saved_"
     return tuple(name.removeprefix(prefix) for name in dir(kind) if name.startswith(prefix))
 

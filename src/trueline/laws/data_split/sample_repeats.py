@@ -145,7 +145,9 @@ def check(run: Run) -> list[Finding]:
 
 def _has_ratios(run: Run) -> bool:
     """True where a loss has ratios of new to old probabilities: these are for several passes over one rollout."""
-    ratios = (ratio for row in run.lists("likelihood_ratios").values() for ratio in LikelihoodRatio.of(row.tolist()))
+    ratios = (
+        ratio for row in run.lists("likelihood_ratios").values() for ratio in LikelihoodRatio.from_row(row.tolist())
+    )
     return any(ratio.kind != LOG_SIGMOID for ratio in ratios)
 
 

@@ -88,8 +88,8 @@ def check(run: Run) -> list[Finding]:
             continue
         if kind == LOG_SIGMOID:
             by_kind[True][rank] = steps
-        elif seen := _seen_before(run, rank, steps):
-            by_kind[False][rank], again[rank] = steps, seen
+        elif before := _steps_seen_before(run, rank, steps):
+            by_kind[False][rank], again[rank] = steps, before
     return [_finding(run, is_log, by_rank, again) for is_log, by_rank in sorted(by_kind.items())]
 
 
@@ -106,16 +106,16 @@ def _alike(by_key: Mapping[tuple[int, int], Ratios]) -> dict[tuple[int, int], di
     return best
 
 
-def _seen_before(run: Run, rank: int, steps: Sequence[int]) -> list[int]:
+def _steps_seen_before(run: Run, rank: int, steps: Sequence[int]) -> list[int]:
     """Of ``steps``, those all of whose samples were read at an earlier one."""
-    seen: list[int] = []
+    again: list[int] = []
     for step in steps:
         earlier = range(max(0, step - WITHIN), step)
         *_, now = run.flat("sample_digests", ranks=[rank], steps=[step])
         *_, before = run.flat("sample_digests", ranks=[rank], steps=list(earlier))
         if len(now) and np.isin(now, before).all():
-            seen.append(step)
-    return seen
+            again.append(step)
+    return again
 
 
 def _finding(
@@ -129,9 +129,9 @@ def _finding(
         claim += f"is compared with itself from step {steps[0]} to {steps[-1]}."
         advice = "Make the reference a copy (copy.deepcopy) that no optimizer changes, before training begins."
     else:
-        seen = sorted({step for rank in ranks for step in again.get(rank, ())})
+        repeated = sorted({step for rank in ranks for step in again.get(rank, ())})
         claim = f"The ratio of new to old probabilities is exactly 1 for all elements {location}, also at "
-        claim += f"{steps_text(seen)}, whose samples were trained on before: nothing is ever clipped."
+        claim += f"{steps_text(repeated)}, whose samples were trained on before: nothing is ever clipped."
         advice = "Take the old log-probabilities from the rollout, detached; do not compute them again at each pass."
     return Finding(
         code=CODE,

@@ -18,7 +18,7 @@ Ratios = Sequence[tuple[Place, LikelihoodRatio]]
 
 def ratios(run: Run) -> Mapping[tuple[int, int], Ratios]:
     """By step and rank; raises ``CannotTell`` where no loss has one."""
-    rows = {key: _placed(LikelihoodRatio.of(row.tolist())) for key, row in run.lists("likelihood_ratios").items()}
+    rows = {key: _placed(LikelihoodRatio.from_row(row.tolist())) for key, row in run.lists("likelihood_ratios").items()}
     if not rows:
         raise CannotTell("no loss was seen that has a ratio of probabilities", reason="by-design")
     return rows

@@ -69,7 +69,7 @@ ROUNDINGS = 64
 
 def check(run: Run) -> list[Finding]:
     """A Finding on the first rank that has such a term; raises ``CannotTell`` where its value is not known."""
-    rows = {key: ConstantTerm.of(row.tolist()) for key, row in run.lists("constant_terms").items()}
+    rows = {key: ConstantTerm.from_row(row.tolist()) for key, row in run.lists("constant_terms").items()}
     unknown = False
     for rank in run.ranks:
         first = {step: terms[0] for (step, at_rank), terms in sorted(rows.items()) if at_rank == rank and terms}

@@ -20,7 +20,7 @@ class ConstantTerm:
     unit: float
 
     @classmethod
-    def of(cls, row: Sequence[float]) -> list[ConstantTerm]:
+    def from_row(cls, row: Sequence[float]) -> list[ConstantTerm]:
         """All of a row of the column ``constant_terms``."""
         return [cls(int(row[at]), *map(float, row[at + 1 : at + 4])) for at in range(0, len(row), 4)]
 
@@ -43,7 +43,7 @@ class LikelihoodRatio:
     outside: int
 
     @classmethod
-    def of(cls, row: Sequence[int]) -> list[LikelihoodRatio]:
+    def from_row(cls, row: Sequence[int]) -> list[LikelihoodRatio]:
         """All of a row of the column ``likelihood_ratios``."""
         return [cls(*map(int, row[at : at + 5])) for at in range(0, len(row), 5)]
 

@@ -45,7 +45,7 @@ def constant_term(root: Tensor) -> tuple[int, Tensor, Tensor] | None:
     if not number:
         return None
     loss = local(root).detach().to(torch.float64).reshape(())
-    value = _Computing().of(root.grad_fn, root.output_nr)
+    value = _Computing().value(root.grad_fn, root.output_nr)
     rest = torch.full_like(loss, math.nan) if value is None else value.to(torch.float64).reshape(())
     scale = _scale(root.grad_fn)
     return number, (loss - rest) / scale, rest / scale
@@ -95,18 +95,18 @@ class _Computing:
     """Computes what operations returned, where what needs no gradient is 0 in sums of single numbers."""
 
     def __init__(self) -> None:
-        self._left = MAX_NODES
+        self._num_left = MAX_NODES
 
-    def of(self, node: Any, output: int = 0) -> Tensor | None:
+    def value(self, node: Any, output: int = 0) -> Tensor | None:
         """None where what is needed was not kept, or the operation is none of those that are known here."""
-        self._left -= 1
-        if node is None or self._left < 0 or _numel(node, output) > MAX_ELEMENTS:
+        self._num_left -= 1
+        if node is None or self._num_left < 0 or _numel(node, output) > MAX_ELEMENTS:
             return None
         if hasattr(node, "variable"):
             return local(node.variable.detach())
         operation, edges = operation_of(node), node.next_functions
         if operation == SINK:
-            return self.of(*edges[output]) if output < len(edges) else None
+            return self.value(*edges[output]) if output < len(edges) else None
         if (result := saved_tensor(node, "result")) is not None:
             return result
         if operation.startswith("NllLoss") or operation in _LOSSES:
@@ -123,7 +123,11 @@ class _Computing:
         if operation == "Stack":
             return self._stacked(node)
         edges = node.next_functions
-        x = self.of(*edges[0]) if len(edges) == 1 and operation in ("Neg", "ToCopy", "Mean", "Sum", *_VIEWS) else None
+        x = (
+            self.value(*edges[0])
+            if len(edges) == 1 and operation in ("Neg", "ToCopy", "Mean", "Sum", *_VIEWS)
+            else None
+        )
         if x is None or operation == "Neg":
             return None if x is None else -x
         if operation in ("Mean", "Sum"):
@@ -131,7 +135,7 @@ class _Computing:
         return x.reshape(_shape(node)) if x.numel() == _numel(node) else None
 
     def _sum(self, operation: str, node: Any) -> Tensor | None:
-        parts = [None if edge[0] is None else self.of(*edge) for edge in node.next_functions]
+        parts = [None if edge[0] is None else self.value(*edge) for edge in node.next_functions]
         constant = [edge[0] is None for edge in node.next_functions]
         if any(constant) and _numel(node) != 1:
             return None
@@ -146,14 +150,14 @@ class _Computing:
         factors = [saved_tensor(node, name) for name in ("self", "other")]
         for at, edge in enumerate(node.next_functions):
             if factors[at] is None and edge[0] is not None:
-                factors[at] = self.of(*edge)
+                factors[at] = self.value(*edge)
         first, second = factors
         if first is None or second is None:
             return None
         return first * second if operation == "Mul" else first / second
 
     def _stacked(self, node: Any) -> Tensor | None:
-        parts = [None if edge[0] is None else self.of(*edge) for edge in node.next_functions]
+        parts = [None if edge[0] is None else self.value(*edge) for edge in node.next_functions]
         values = [part for part in parts if part is not None]
         if len(values) < sum(edge[0] is not None for edge in node.next_functions) or not values:
             return None
