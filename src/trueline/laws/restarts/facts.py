@@ -6,7 +6,7 @@ from typing import Any
 
 from trueline.judge.facts.fact import Subject
 from trueline.laws.restarts.rates import rates_at
-from trueline.laws.restarts.taken_over import TakenOver, ranks_at, taken_over
+from trueline.laws.restarts.taken_over import TakenOver, left_before, ranks_at, taken_over
 from trueline.schema.text.words import counted, listed
 from trueline.store.reader import Run
 
@@ -66,7 +66,7 @@ def streams(run: Run) -> tuple[str, Any] | None:
     sentences: list[str] = []
     numbers: list[dict[str, Any]] = []
     for step in run.restarts:
-        before = run.left_before(step)
+        before = left_before(run, step) if step <= run.steps[0] else run
         if not len(before.steps):
             continue
         first, rank = int(before.steps[0]), run.ranks[0]

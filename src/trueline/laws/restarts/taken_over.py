@@ -110,19 +110,29 @@ def taken_over(run: Run) -> list[TakenOver]:
     return starts
 
 
+@memoized
+def left_before(run: Run, restart: int) -> Run:
+    """``run.left_before``, read once."""
+    return run.left_before(restart)
+
+
 def _starts_at(run: Run, step: int) -> Iterator[TakenOver]:
-    before = run.left_before(step)
+    ends = run.lists("closing_digests", steps=[step - 1])
+    # Where each rank closed, nothing else need be read: a job may be started many times.
+    is_closed = all((step - 1, rank) in ends for rank in run.env)
+    before = run if is_closed else left_before(run, step)
     first = int(before.steps[0]) if len(before.steps) else step
     opening, initial = run.lists("param_digests", steps=[step]), before.lists("param_digests", steps=[first])
-    opening_states, closing_states = run.texts("opening_states"), before.texts("closing_states")
+    opening_states, closing_states = run.texts("opening_states"), run.texts("closing_states")
     # Without a count of updates the number of the step says nothing of the checkpoint.
     is_counted = any(attempt.step == step and attempt.updates for attempt in run.manifest.attempts[1:])
     for rank in sorted(run.env):
         names = [*run.env[rank].params, *run.env[rank].frozen]
-        rows = {at: row for (at, _), row in before.lists("param_digests", ranks=[rank]).items()}
-        closing = before.lists("closing_digests", ranks=[rank]).get((step - 1, rank))
-        closing = closing if before.last_steps.get(rank) == step - 1 else None
-        like_step = rewound_to(run, rank, step, before=before)
+        closing = ends.get((step - 1, rank))
+        rows = (
+            {at: row for (at, _), row in before.lists("param_digests", ranks=[rank]).items()} if closing is None else {}
+        )
+        like_step = rewound_to(run, rank, step, before=None if is_closed else before)
         # a start with the weights of the very beginning has loaded none
         at = like_step if like_step is not None and like_step > first and not is_counted else step
         repeats = closing is None and at in rows
