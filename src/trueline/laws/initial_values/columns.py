@@ -25,6 +25,13 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("frozen_values", "list<float64>", "", "`InitialValues` of each of these."),
     Column(
+        "declared_ties",
+        "string",
+        "",
+        "Of that step, JSON of a pair of names for each parameter that a model of transformers declares to be another, "
+        "and that is one of its own.",
+    ),
+    Column(
         "embeddings",
         "string",
         "",

@@ -12,5 +12,6 @@ LAW = Law(
         "embedding-rows": Code(),
         "frozen-untrained": Code(),
         "init-differs": Code(),
+        "tie-lost": Code(),
     },
 )

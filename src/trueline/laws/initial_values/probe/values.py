@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.model.layout import Layout, local, named_parameters
+from trueline.capture.model.layout import Layout, clean_name, local, named_parameters
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
 from trueline.laws.initial_values.columns import (
@@ -44,6 +45,7 @@ class InitialValueProbe:
             self._rows.see(step)
             return {}
         columns: dict[str, Any] = {"initial_values": initial_values(step.layout)} | self._rows.take(step)
+        columns |= _declared_ties(self._model)
         if step.layout.frozen:
             columns |= _frozen(self._model, step.layout)
         return columns
@@ -71,6 +73,31 @@ def _frozen(model: nn.Module, layout: Layout) -> dict[str, Any]:
         is_apart = name.partition(".")[0] not in copies and not (layer and name.startswith(layer))
         facts.append(FrozenParam(name, tuple(param.shape), number > last_trained and is_apart))
     return {"frozen_params": frozen_text(facts), "frozen_values": torch.stack([row.to(layout.device) for row in rows])}
+
+
+def _declared_ties(model: nn.Module) -> dict[str, Any]:
+    """``declared_ties``, where a model declares any; nothing of parameters that a framework has put elsewhere."""
+    lost: list[tuple[str, str]] = []
+    has_declared = False
+    for name, module in model.named_modules():
+        # by the attribute itself: a wrapper may pass on those of what is inside
+        ties = vars(module).get("all_tied_weights_keys")
+        for tied, source in ties.items() if type(ties) is dict else ():
+            pair = [_param_at(module, str(path)) for path in (tied, source)]
+            if any(param is None or not param.numel() for param in pair):
+                continue
+            has_declared = True
+            if pair[0] is not pair[1] and len({local(param).data_ptr() for param in pair}) == 2:
+                lost.append((clean_name(f"{name}.{tied}".strip(".")), clean_name(f"{name}.{source}".strip("."))))
+    return {"declared_ties": json.dumps(list(dict.fromkeys(lost)))} if has_declared else {}
+
+
+def _param_at(module: Any, path: str) -> Any:
+    """The parameter that ``path`` leads to from ``module``; None where there is none."""
+    *parents, name = path.split(".")
+    for part in parents:
+        module = module._modules.get(part) if isinstance(module, nn.Module) else None
+    return module._parameters.get(name) if isinstance(module, nn.Module) else None
 
 
 def _layer_of(name: str) -> str:
