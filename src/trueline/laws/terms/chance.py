@@ -20,6 +20,8 @@ from trueline.store.reader import Run
 
 DEVIATIONS = 2.326
 """A normal number is so many deviations above its mean in 1 % of draws."""
+MOST_CLASSES = 64
+"""Of more classes a batch has few of each, so that their shares are not known."""
 FEWEST = 8
 """Steps from which on the noise of single ones is measured."""
 MEDIAN = 0.9539
@@ -41,7 +43,7 @@ def chance(run: Run) -> tuple[str, Any] | None:
         f"cross-entropy {value:.4g} at step {step}, where equal chances for {num_classes:,} classes have {uniform:.4g}"
     )
     values: dict[str, Any] = {"first": value, "step": step, "classes": num_classes, "uniform": uniform}
-    counts = [row[2:] for row in rows if int(row[0]) == num_classes and len(row) > 2]
+    counts = [row[2:] for row in rows if int(row[0]) == num_classes <= MOST_CLASSES and len(row) > 2]
     last = _last_losses(run, "cross-entropy") if counts else None
     if last is None:
         return text, values

@@ -20,8 +20,8 @@ from trueline.capture.probes.losses.cross_entropy import SINK, ignored_index, op
 
 MAX_SUMMANDS = 48
 """Of a loss that has more, as of a penalty for each parameter, nothing is said."""
-MAX_CLASSES = 64
-"""Of more classes, targets are not counted by class: a batch has few of each."""
+MAX_CLASSES = 1024
+"""Of more classes, as of the tokens of a language model, targets are not counted by class."""
 MAX_NODES = 256
 """Operations that are looked at in one loss."""
 
