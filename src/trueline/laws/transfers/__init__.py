@@ -1,0 +1,1 @@
+"""What a rank sends to another, and what arrives there."""
