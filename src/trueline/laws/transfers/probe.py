@@ -84,6 +84,7 @@ class TransferProbe(FactProbe):
         for patch in [*self._patches, *([] if self._wait is None else [self._wait])]:
             patch.remove()
         self._waiting.clear()
+        _listening[:] = [ref for ref in _listening if ref() not in (None, self)]
 
     def _at_send(self, original: Callable[..., Any], group: Any, tensors: Sequence[Tensor], *args: Any) -> Any:
         with self._guard(self.name):
