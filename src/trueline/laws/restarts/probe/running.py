@@ -28,7 +28,7 @@ from trueline.capture.probes.parts import ProbeParts
 SEARCH_AGE = 2
 """Watched steps after which statistics are sought, once: what normalises inputs was made before the loop."""
 MAX_FOUND, MAX_OBJECTS, MAX_ENTRIES = 8, 50_000, 16
-"""Statistics that are followed, objects that are looked at, and entries of a dict that is kept alive for it."""
+"""Statistics that are followed, objects that are looked at, and entries of a dict that is an attribute of one."""
 _SPREADS = ("var", "std", "m2", "square")
 _COUNTS = ("count", "num", "seen", "total")
 _SHORT_COUNTS = ("n", "_n", "n_")
@@ -97,23 +97,17 @@ def _running_statistics(shapes: set[tuple[int, ...]], inside: set[int]) -> Itera
         attributes = {} if id(holder) in inside else _attributes(holder)
         if names := _names(attributes, shapes):
             yield id(holder), _Statistics(weakref.ref(holder), type(holder).__qualname__, *names)
-        yield from _in_dicts(attributes, shapes)
-    frame = sys._getframe()  # what a function of the script has in a variable
-    while frame is not None:
-        yield from _in_dicts(frame.f_locals, shapes)
-        frame = frame.f_back
+        for name, value in tuple(attributes.items()):
+            is_small = type(value) is dict and len(value) <= MAX_ENTRIES and name != "_buffers"
+            if is_small and (names := _names(_attributes(value), shapes)):
+                entry = functools.partial(_entry, weakref.ref(holder), name)
+                yield id(value), _Statistics(entry, name, *names)
 
 
-def _in_dicts(variables: Mapping[str, Any], shapes: set[tuple[int, ...]]) -> Iterator[tuple[int, _Statistics]]:
-    """Statistics that are entries of small dicts, which cannot be referred to weakly, among the values."""
-    for name, value in tuple(variables.items()):
-        is_small = type(value) is dict and len(value) <= MAX_ENTRIES and name != "_buffers"
-        if is_small and (names := _names(_attributes(value), shapes)):
-            yield id(value), _Statistics(functools.partial(_itself, value), name, *names)
-
-
-def _itself(x: Any) -> Any:
-    return x
+def _entry(holder: weakref.ref[Any], name: str) -> Any:
+    """The dict that is an attribute of ``holder``, which alone keeps it alive."""
+    value = _attributes(holder()).get(name)
+    return value if type(value) is dict else None
 
 
 def _names(attributes: Mapping[str, Any], shapes: set[tuple[int, ...]]) -> tuple[str, str, str] | None:
