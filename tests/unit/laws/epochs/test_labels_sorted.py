@@ -79,6 +79,11 @@ def test_what_may_be_so_is_silent(tmp_path, labels, more):
         assert found_in(tmp_path, labels, **more) == []
 
 
+def test_few_batches_of_one_class_may_be_chance(tmp_path):
+    """Of two batches of four it is in 2 of 70 orders."""
+    assert found_in(tmp_path, np.repeat([0, 1], 4), batch=4) == []
+
+
 def test_without_a_loader_only_batches_of_one_class_are_told(tmp_path):
     assert len(found_in(tmp_path / "sorted", SORTED, {})) == 1
     assert found_in(tmp_path / "drifting", np.repeat(np.arange(8), 40), {}) == []
