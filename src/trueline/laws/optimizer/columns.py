@@ -37,7 +37,8 @@ COLUMNS: tuple[Column, ...] = (
         "string",
         "",
         "Of a few steps, JSON of `Holdings`: the optimizers that made an update since the last sampled step, the decay "
-        "of each of their groups, and parameters that several of them updated by one gradient.",
+        "of each of their groups, parameters that several of them updated by one gradient, and those whose gradient "
+        "was not cleared before the next update.",
     ),
 )
 
@@ -72,7 +73,8 @@ class StepOf:
 class Holdings:
     """The updates from ``step`` up to the next, in their order, each optimizer once; ``shared`` are the first
     ``MAX_NAMES`` of ``num_shared`` parameters that two of them (``by``) updated by one and the same gradient: no
-    backward pass came between, and nobody wrote to it.
+    backward pass came between, and nobody wrote to it. ``kept`` are those, of the first ``MAX_NAMES``, whose gradient
+    one of several optimizers had used and used again in the next step, with more added and nothing cleared.
     """
 
     step: int
@@ -80,6 +82,7 @@ class Holdings:
     shared: tuple[str, ...]
     num_shared: int
     by: tuple[str, ...]
+    kept: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -94,6 +97,7 @@ class Holdings:
             shared=tuple(document["shared"]),
             num_shared=document["num_shared"],
             by=tuple(document["by"]),
+            kept=tuple(document.get("kept", ())),
         )
 
 

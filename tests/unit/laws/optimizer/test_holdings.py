@@ -6,6 +6,7 @@ from tests.unit.asked import asked
 from torch import nn
 
 import trueline
+from trueline.laws.accumulation import grad_accumulates
 from trueline.laws.optimizer import decay_on_norms, updated_twice
 
 
@@ -14,14 +15,20 @@ def network():
     return nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Tanh(), nn.Linear(8, 2))
 
 
-def trained(folder, make, *, step=lambda optimizers: [optimizer.step() for optimizer in optimizers], after=None):
+def trained(
+    folder,
+    make,
+    *,
+    step=lambda optimizers: [optimizer.step() for optimizer in optimizers],
+    after=None,
+    clears=lambda optimizers: [optimizer.zero_grad() for optimizer in optimizers],
+):
     """The Run, and the weights at the end, of six steps with the optimizers that ``make`` returns of the model."""
     model = network()
     optimizers = make(model)
     watch = None if folder is None else trueline.watch(model, optimizers, out=folder, plan={"every": 1})
     for number in range(6):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        clears(optimizers)
         model(torch.randn(8, 4)).square().mean().backward()
         step(optimizers)
         if after is not None:
@@ -44,6 +51,34 @@ def test_what_two_optimizers_update_by_one_gradient_is_told(tmp_path):
 
 def apart(model):
     return [torch.optim.Adam(model[0].parameters(), lr=1e-2), torch.optim.SGD(model[1:].parameters(), lr=1e-2)]
+
+
+@pytest.mark.parametrize(
+    ("clears", "names"),
+    [
+        (lambda optimizers: optimizers[0].zero_grad(), ["1.weight", "3.weight", "3.bias"]),
+        (lambda optimizers: [optimizer.zero_grad(set_to_none=False) for optimizer in optimizers], []),
+        (lambda optimizers: [optimizer.zero_grad() for optimizer in optimizers], []),
+    ],
+    ids=["of one alone", "filled with zeros", "of both"],
+)
+def test_gradients_of_a_second_optimizer_that_nobody_clears(tmp_path, clears, names):
+    trained(tmp_path / "run", apart, clears=clears)
+    findings = asked(tmp_path / "run", grad_accumulates.CODE)[0]
+    assert [finding.evidence["names"] for finding in findings] == ([names] if names else [])
+
+
+def test_gradients_that_another_loss_leaves_and_that_are_cleared_in_time(tmp_path):
+    """As those of a critic, through which the loss of a generator goes."""
+
+    def step(optimizers):
+        optimizers[0].step()
+        optimizers[1].step()
+        weight = optimizers[1].param_groups[0]["params"][0]
+        weight.square().sum().backward()
+
+    trained(tmp_path / "run", apart, step=step)
+    assert asked(tmp_path / "run", grad_accumulates.CODE)[0] == []
 
 
 def with_a_pass_between(optimizers):

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from trueline.capture.model import patches
 from trueline.capture.model.contents import attributes
 from trueline.capture.model.layout import Layout
+from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
 from trueline.laws.optimizer.columns import MAX_NAMES, DecayGroup, Holdings, StepOf
@@ -26,8 +27,10 @@ FIRST, FACTOR = 2, 8
 
 @dataclass
 class _Followed:
-    """The updates of one step. ``gradients`` has by parameter its gradient, how often that was written to, after how
-    many backward passes, and the optimizer that used it last.
+    """The updates of one step, and of the next. ``gradients`` has by parameter its gradient, how often that was written
+    to, after how many backward passes, and the optimizer that used it last. ``uncleared`` has those that nobody but
+    backward passes has written to since, how often, and whether one has; ``kept`` are the names of such parameters that
+    the next update uses, and ``again`` the optimizers that have come to it.
     """
 
     step: int
@@ -36,10 +39,20 @@ class _Followed:
     gradients: dict[int, tuple[weakref.ref[Tensor], int, int, Optimizer]] = field(
         default_factory=dict[int, "tuple[weakref.ref[Tensor], int, int, Optimizer]"]
     )
+    uncleared: dict[int, tuple[weakref.ref[Tensor], int, bool]] = field(
+        default_factory=dict[int, "tuple[weakref.ref[Tensor], int, bool]"]
+    )
     shared: dict[str, None] = field(default_factory=dict[str, None])
+    kept: dict[str, None] = field(default_factory=dict[str, None])
+    again: set[int] = field(default_factory=set[int])
     by: dict[str, None] = field(default_factory=dict[str, None])
     num_backward: int = 0
     depth: int = 0
+
+    @property
+    def first(self) -> Optimizer | None:
+        """The optimizer whose next update is that of the next step."""
+        return next(iter(self.optimizers.values()), None)
 
 
 class HoldingProbe:
@@ -57,6 +70,7 @@ class HoldingProbe:
         patches.update_begins.add(self._at_update, switch=self._switch)
         patches.update_ended.add(self._after_update, switch=self._switch)
         patches.backward.add(self._at_backward, switch=self._switch)
+        patches.backward.add(self._after_backward, after=True, switch=self._switch)
 
     def begin(self, step: Step) -> bool:
         return step.watched and step.sampled and (self._followed is not None or step.age >= self._next_age)
@@ -66,11 +80,16 @@ class HoldingProbe:
         patches.update_begins.remove(self._at_update)
         patches.update_ended.remove(self._after_update)
         patches.backward.remove(self._at_backward)
+        patches.backward.remove(self._after_backward)
         self._followed = None
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``holdings`` of the step that was followed; or this one is from here on."""
-        followed, self._followed = self._followed, None
+        followed = self._followed
+        # The first of several optimizers has begun its next update, the others have not.
+        if followed is not None and len(followed.optimizers) > 1 and step.number == followed.step + 1:
+            return {}
+        self._followed = None
         if followed is not None:
             self._switch.set(False)
             return {"holdings": self._holdings(followed).to_json()} if followed.optimizers else {}
@@ -86,19 +105,36 @@ class HoldingProbe:
         return {}
 
     def _at_backward(self, *args: Any, **kwargs: Any) -> None:
-        if self._followed is not None:
-            self._followed.num_backward += 1
+        followed = self._followed
+        if followed is None or in_backward():
+            return
+        followed.num_backward += 1
+        with self._guard(self.name):
+            for index, (ref, writes, _) in [*followed.uncleared.items()]:
+                if _writes(followed.layout.params[index], ref) != writes:
+                    del followed.uncleared[index]
+
+    def _after_backward(self, *args: Any, **kwargs: Any) -> None:
+        followed = self._followed
+        if followed is None or in_backward():
+            return
+        with self._guard(self.name):
+            for index, (ref, writes, added) in followed.uncleared.items():
+                now = _writes(followed.layout.params[index], ref)
+                followed.uncleared[index] = ref, now, added or now > writes
 
     def _at_update(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         followed = self._followed
         if followed is None:
             return
         followed.depth += 1
-        if id(optimizer) == next(iter(followed.optimizers), None):
-            self._switch.set(False)  # the next step has come to its update
         # A wrapper's update is that of what it wraps.
-        elif followed.depth == 1:
-            with self._guard(self.name):
+        if followed.depth > 1:
+            return
+        with self._guard(self.name):
+            if id(optimizer) in followed.optimizers and (followed.again or optimizer is followed.first):
+                self._note_kept(optimizer)
+            elif not followed.again:
                 self._note(optimizer)
 
     def _after_update(self, *args: Any, **kwargs: Any) -> None:
@@ -123,6 +159,22 @@ class HoldingProbe:
                     followed.shared[names[index]] = None
                     followed.by |= {type(last[3]).__name__: None, type(optimizer).__name__: None}
                 followed.gradients[index] = weakref.ref(grad), *now, optimizer
+                if len(followed.uncleared) < MAX_NAMES:
+                    followed.uncleared[index] = weakref.ref(grad), grad._version, False
+
+    def _note_kept(self, optimizer: Optimizer) -> None:
+        """Of the gradients that ``optimizer`` is about to use once more, those that were not cleared."""
+        followed = self._followed
+        if followed is None:
+            return
+        followed.again.add(id(optimizer))
+        held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        for index, (ref, writes, added) in followed.uncleared.items():
+            param = followed.layout.params[index]
+            if added and id(param) in held and _writes(param, ref) == writes:
+                followed.kept[followed.layout.names[index]] = None
+        if len(followed.again) == len(followed.optimizers):
+            self._switch.set(False)
 
     def _holdings(self, followed: _Followed) -> Holdings:
         norms = _norm_weights(self._model)
@@ -133,7 +185,14 @@ class HoldingProbe:
             shared=tuple(shared[:MAX_NAMES]),
             num_shared=len(shared),
             by=tuple(followed.by),
+            # Of one optimizer the probe of kept gradients tells.
+            kept=tuple(followed.kept) if len(followed.optimizers) > 1 else (),
         )
+
+
+def _writes(param: Tensor, grad: weakref.ref[Tensor]) -> int:
+    """How often the gradient was written to; -1 where the parameter has another one, or none."""
+    return param.grad._version if param.grad is not None and param.grad is grad() else -1
 
 
 def _norm_weights(model: nn.Module) -> set[int]:
