@@ -371,6 +371,7 @@ def test_every_code_has_a_cause():
         "evaluation-draws",
         "evaluation-state",
         "frozen-untrained",
+        "tie-lost",
         "trains-in-evaluation",
     }
     # Those are in no incident.
