@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from examples import grpo_two_engines as example
 
 import trueline
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_two_engines.py"
 NEEDED = {"logprob-gap", "recorded-logprobs-wrong", "sampling-mismatch", "policy-lag", "reward-differs"}
 
 
 def _trained(out: Path, *, model: str = "llama", dtype: str = "float32", steps: int = 8, **options: Any) -> Any:
     """The report of a short training; ``options`` are of the engine's sampling."""
+    from examples import grpo_two_engines as example  # all of transformers: not where tests are only collected
+
     torch.manual_seed(0)
     engine = example.Engine(dtype)
     engine.options |= options
@@ -43,6 +45,8 @@ def test_a_temperature_that_the_engine_does_not_record_is_found(tmp_path: Path) 
 
 
 def test_weights_that_the_converter_got_wrong_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from examples import grpo_two_engines as example
+
     def stale(self: Any, *_: Any, **__: Any) -> Any:
         model = load_model(self)
         model.model.layers[1].mlp.down_proj.weight.data.copy_(first)
@@ -58,4 +62,4 @@ def test_weights_that_the_converter_got_wrong_are_named(tmp_path: Path, monkeypa
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(SystemExit, match="CTranslate2, which is not installed: pip install ctranslate2"):
-        runpy.run_path(example.__file__, run_name="__main__")
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
