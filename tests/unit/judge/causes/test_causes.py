@@ -371,7 +371,12 @@ def test_every_code_has_a_cause():
         "evaluation-draws",
         "evaluation-state",
         "frozen-untrained",
+        "inputs-equal",
+        "labels-sorted",
+        "one-for-all-samples",
+        "rows-lost",
         "tie-lost",
+        "token-doubled",
         "trains-in-evaluation",
     }
     # Those are in no incident.
