@@ -365,7 +365,11 @@ def test_every_code_has_a_cause():
     brought = {code for cause in CAUSES.values() for code in cause.codes}
     unexplained = {"dispersion-high", "explained-by-rounding", "site-missing", "worker-grad-norm-outlier"}
     confirmed = {
+        "average-in-model",
+        "average-restarts",
+        "average-updates",
         "begin-alike",
+        "copy-is-model",
         "decay-on-norms",
         "embedding-rows",
         "evaluation-draws",
@@ -374,6 +378,7 @@ def test_every_code_has_a_cause():
         "inputs-equal",
         "labels-sorted",
         "one-for-all-samples",
+        "restart-rate",
         "rows-lost",
         "tie-lost",
         "token-doubled",
