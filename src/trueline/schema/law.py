@@ -44,8 +44,9 @@ class Code:
     ``right_alone`` may be the only one that is right. A Plan may name the code to start a recording: what ranks see of
     it while they train is ``live``, and all know of it ``sums_late`` sums after the first. Causes ask of a check by the
     name ``asked_as`` whether it was run: ``reduction:judged`` or ``reduction:open``. After the first step of findings
-    that ``end_comparison`` steps of one number are not one iteration on all ranks. ``manual`` says what a finding is
-    that no check has; of those ``seen_in_values`` the comparison of recorded values says more than that of settings.
+    that ``end_comparison`` steps of one number are not one iteration on all ranks. A finding has said what the marks
+    of facts ``says`` would ask to confirm. ``manual`` says what a finding is that no check has; of those
+    ``seen_in_values`` the comparison of recorded values says more than that of settings.
     """
 
     explains: tuple[str, ...] = ()
@@ -63,6 +64,7 @@ class Code:
     sums_late: int = 0
     asked_as: str = ""
     end_comparison: bool = False
+    says: tuple[str, ...] = ()
     manual: str = ""
     seen_in_values: bool = False
 

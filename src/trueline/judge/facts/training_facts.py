@@ -61,7 +61,6 @@ SUBJECTS: tuple[Subject, ...] = (
                 "frozen-without-adapters",
                 lambda value: value["frozen"] > 0 and not value["adapters"],
                 model.frozen_parts,
-                said_by=("frozen-untrained",),
             ),
         ),
     ),
@@ -77,7 +76,7 @@ SUBJECTS: tuple[Subject, ...] = (
         "model",
         "parameters without a gradient",
         model.without_gradient,
-        (Mark("parameters-without-gradient", lambda value: bool(value["without"]), said_by=("param-frozen",)),),
+        (Mark("parameters-without-gradient", lambda value: bool(value["without"])),),
     ),
     Subject("tied", "model", "ties", model.tied, (Mark("numbered-layers-tied", model.ties_numbered_layers),)),
     Subject(
@@ -85,7 +84,7 @@ SUBJECTS: tuple[Subject, ...] = (
         "model",
         "modules in evaluation mode",
         model.evaluation_modules,
-        (Mark("modules-in-evaluation-mode", lambda value: value["most"] > 0, said_by=("trains-in-evaluation",)),),
+        (Mark("modules-in-evaluation-mode", lambda value: value["most"] > 0),),
     ),
     Subject(
         "weight-dtypes",

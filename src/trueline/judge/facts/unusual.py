@@ -8,6 +8,7 @@ from trueline.judge.facts.base_rates import BaseRate
 from trueline.judge.facts.fact import Fact
 from trueline.judge.facts.training_facts import TrainingFacts, all_subjects
 from trueline.schema.finding import UNUSUAL, Finding
+from trueline.schema.law import facts_of
 
 
 def unusual_findings(facts: TrainingFacts, findings: Collection[Finding] = ()) -> list[Finding]:
@@ -16,6 +17,7 @@ def unusual_findings(facts: TrainingFacts, findings: Collection[Finding] = ()) -
     """
     codes = {finding.code for finding in findings if finding.severity != "info"}
     said = {mark.name for subject in all_subjects() for mark in subject.marks if not codes.isdisjoint(mark.said_by)}
+    said |= {mark for code in codes for mark in facts_of(code).says}
     return [
         _finding(fact, mark, rate) for fact in facts.facts for mark, rate in fact.unusual.items() if mark not in said
     ]

@@ -12,6 +12,6 @@ LAW = Law(
         "evaluation-mode": Code(),
         "evaluation-state": Code(),
         "frozen-model-drops": Code(),
-        "trains-in-evaluation": Code(),
+        "trains-in-evaluation": Code(says=("modules-in-evaluation-mode",)),
     },
 )

@@ -20,6 +20,7 @@ LAW = Law(
             explains=("update-magnitude", "update-lost", "replica-drift", "*unlike-worker", "*jump"), root="update"
         ),
         "param-frozen": Code(
+            says=("parameters-without-gradient",),
             explains=(
                 "param-stops",
                 "update-magnitude",
