@@ -133,6 +133,16 @@ class Begun(Ended):
         return columns
 
 
+class Cut(CausalLM):
+    """Questions, of which a greatest length leaves an answer in one row of four, and others."""
+
+    def loss_of_cut(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss where three rows of four have no answer left."""
+        labels_BL = batch["labels"].clone()
+        labels_BL[torch.arange(len(labels_BL)) % 4 != 0] = -100
+        return self.loss(model, {**batch, "labels": labels_BL})
+
+
 class _Masked(nn.Module):
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
@@ -151,7 +161,7 @@ _fault = variants(
     family="losses that are given something else",
     causes=("loss-misapplied",),
 )
-_classes, _labels, _ended, _begun = Vision(), Padded(), Ended(), Begun()
+_classes, _labels, _ended, _begun, _cut = Vision(), Padded(), Ended(), Begun(), Cut()
 _cross_entropy = _vision(functional.cross_entropy)
 
 ENTRIES = (
@@ -220,6 +230,14 @@ ENTRIES = (
         trained(_begun, _begun.loss_of_twice, _begun.loss_of_once),
         must_find=("token-doubled",),
         family="special tokens",
+        causes=(),
+    ),
+    _fault(
+        "cut",
+        "a greatest length cuts off most answers",
+        trained(_cut, _cut.loss_of_cut, _cut.loss),
+        must_find=("rows-untrained",),
+        family=WEIGHTS_OF_TOKENS,
         causes=(),
     ),
 )

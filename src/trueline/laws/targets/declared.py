@@ -51,6 +51,7 @@ LAW = Law(
         "labels-misplaced": Code(explains=("*unlike-worker",), signal="loss"),
         "loss-misapplied": Code(),
         "padding-trained": Code(),
+        "rows-untrained": Code(),
         "token-doubled": Code(),
     },
 )

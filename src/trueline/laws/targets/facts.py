@@ -39,7 +39,7 @@ def targets(run: Run) -> tuple[str, Any] | None:
     num_targets, num_places = sum(tokens.targets for tokens in passes), _places(passes)
     share = min(num_targets / num_places, 1.0)
     value = {"targets": num_targets, "places": num_places, "share": round(share, 4)}
-    return f"{share:.0%} of the places of tokens have a target that counts in the loss", value
+    return f"of rows with a target, {share:.0%} of the places have one that counts in the loss", value
 
 
 def _side(run: Run) -> str:

@@ -380,6 +380,7 @@ def test_every_code_has_a_cause():
         "one-for-all-samples",
         "restart-rate",
         "rows-lost",
+        "rows-untrained",
         "tie-lost",
         "token-doubled",
         "trains-in-evaluation",

@@ -20,7 +20,7 @@ def test_padding_and_targets_are_shares_of_places(tmp_path):
         {"share": 0.25, "tokens": [PAD], "side": ""},
     )
     assert facts.targets(run) == (
-        "58% of the places of tokens have a target that counts in the loss",
+        "of rows with a target, 58% of the places have one that counts in the loss",
         {"targets": 28, "places": 48, "share": 0.5833},
     )
 
