@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from trueline.capture.model.patches import Patch, calling_of
 from trueline.capture.model.world import is_initialised, ranks_of
 from trueline.capture.probes.base import FactProbe, Moment, Step
 from trueline.capture.probes.parts import ProbeParts
+from trueline.laws.transfers.declared import COUNT_BITS
 from trueline.tensor.digest import digest_each, unsigned
 
 NUM_FIRST, EVERY = 128, 64
@@ -39,11 +42,13 @@ class TransferProbe(FactProbe):
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._counts: dict[str, Counter[int]] = {"sent": Counter(), "received": Counter()}
+        self._counts: dict[str, Counter[tuple[int, int]]] = {"sent": Counter(), "received": Counter()}
+        self._from_any: set[int] = set()
         self._places: dict[str, list[tuple[int, int]]] = {"sent": [], "received": []}
         self._digests: dict[str, list[Tensor]] = {"sent": [], "received": []}
-        self._waiting: list[tuple[Any, int, int, Tensor]] = []
-        self._wait: Patch | None = None
+        # many wait for the whole batch, and for no single work: a tensor is kept as long as somebody else has its work
+        self._waiting: list[tuple[weakref.ref[Any], int, int, Tensor]] = []
+        self._waits: dict[type[Any], Patch] = {}
         self._patches: list[Patch] = []
         if is_initialised() and not any(ref() is not None for ref in _listening):
             _listening[:] = [weakref.ref(self)]
@@ -51,6 +56,7 @@ class TransferProbe(FactProbe):
             self._patches = [
                 Patch(group, "send", calling_of(self._at_send)),
                 Patch(group, "recv", calling_of(self._at_receive)),
+                Patch(group, "recv_anysource", calling_of(self._at_receive_any)),
             ]
             for patch in self._patches:
                 patch.install()
@@ -63,10 +69,14 @@ class TransferProbe(FactProbe):
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """For each column int64 [N, 2] ranks and numbers, and int64 [N] digests."""
         tensors: dict[str, Tensor] = {}
+        self._let_go()
         for column, digests in self._digests.items():
             if digests:
                 tensors[f"{column}_places"] = torch.tensor(self._places[column], dtype=torch.int64)
-                tensors[f"{column}_digests"] = torch.cat([digest.to(step.layout.device) for digest in digests])
+                # those of a host's tensors stay there: to copy them to a device would wait
+                device = next((digest.device for digest in digests if digest.device.type != "cpu"), digests[0].device)
+                moved = [digest.to(device, non_blocking=True) for digest in digests]
+                tensors[f"{column}_digests"] = torch.cat(moved)
                 self._digests[column], self._places[column] = [], []
         return tensors
 
@@ -81,34 +91,48 @@ class TransferProbe(FactProbe):
         return columns
 
     def detach(self) -> None:
-        for patch in [*self._patches, *([] if self._wait is None else [self._wait])]:
+        for patch in [*self._patches, *self._waits.values()]:
             patch.remove()
         self._waiting.clear()
         _listening[:] = [ref for ref in _listening if ref() not in (None, self)]
 
-    def _at_send(self, original: Callable[..., Any], group: Any, tensors: Sequence[Tensor], *args: Any) -> Any:
+    def _at_send(self, original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
         with self._guard(self.name):
-            number = self._numbered("sent", group, tensors, args)
-            if number is not None:
-                self._digest("sent", *number, tensors[0])
-        return original(group, tensors, *args)
+            tensors, rank, tag = _arguments("dstRank", args, kwargs)
+            place = self._place("sent", group, tensors, rank, tag)
+            if place is not None:
+                self._digest("sent", *place, tensors[0])
+        return original(group, *args, **kwargs)
 
-    def _at_receive(self, original: Callable[..., Any], group: Any, tensors: Sequence[Tensor], *args: Any) -> Any:
-        work = original(group, tensors, *args)
+    def _at_receive(self, original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+        work = original(group, *args, **kwargs)
         with self._guard(self.name):
-            number = self._numbered("received", group, tensors, args)
-            if number is not None:
-                self._waiting = [*self._waiting[1 - MAX_WAITING :], (work, *number, tensors[0])]
-                self._see_wait(work)
+            tensors, rank, tag = _arguments("srcRank", args, kwargs)
+            place = self._place("received", group, tensors, rank, tag)
+            # an object of a backend in Python may have no weak references
+            with contextlib.suppress(TypeError):
+                if place is not None:
+                    self._let_go()
+                    self._waiting = [*self._waiting[1 - MAX_WAITING :], (weakref.ref(work), *place, tensors[0])]
+                    self._see_wait(work)
         return work
 
-    def _numbered(self, column: str, group: Any, tensors: Sequence[Tensor], args: Any) -> tuple[int, int] | None:
+    def _at_receive_any(self, original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+        """Whose transfer it takes shows nowhere: from now on those with its tag have no number."""
+        with self._guard(self.name):
+            self._from_any.add(_stream(group, args[1]))
+        return original(group, *args, **kwargs)
+
+    def _place(self, column: str, group: Any, tensors: Any, rank: int, tag: int) -> tuple[int, int] | None:
         """Rank of the other side and number of the transfer; None for one that is not digested."""
-        rank = ranks_of(group)[args[0]]
-        number = self._counts[column][rank]
-        self._counts[column][rank] += 1
+        stream, peer = _stream(group, tag), ranks_of(group)[rank]
+        count = self._counts[column][peer, stream]
+        self._counts[column][peer, stream] += 1
+        if column == "received" and stream in self._from_any:
+            return None
         plain = len(tensors) == 1 and tensors[0].is_contiguous()
-        return (rank, number) if plain and (number < NUM_FIRST or number % EVERY == 0) else None
+        is_digested = plain and (count < NUM_FIRST or count % EVERY == 0)
+        return (peer, (stream << COUNT_BITS) + count) if is_digested else None
 
     def _digest(self, column: str, rank: int, number: int, tensor: Tensor) -> None:
         with torch.no_grad():
@@ -117,22 +141,35 @@ class TransferProbe(FactProbe):
 
     def _see_wait(self, work: Any) -> None:
         """Be called as ``work`` has been waited for, be it torch's or an object of a backend in Python."""
-        if isinstance(work, dist.Work):
-            if self._wait is None:
-                self._wait = Patch(dist.Work, "wait", calling_of(self._waited))
-                self._wait.install()
-        elif hasattr(work, "__dict__"):
-            wait = work.wait
-            work.wait = lambda *args: self._waited(lambda _, *given: wait(*given), work, *args)
+        owner = next(kind for kind in type(work).__mro__ if "wait" in vars(kind))
+        if owner not in self._waits:
+            self._waits[owner] = Patch(owner, "wait", calling_of(self._waited))
+            self._waits[owner].install()
 
-    def _waited(self, original: Callable[..., Any], work: Any, *args: Any) -> Any:
-        done = original(work, *args)
+    def _waited(self, original: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(work, *args, **kwargs)
         if self._waiting:
             with self._guard(self.name):
-                for entry in [entry for entry in self._waiting if entry[0] is work]:
-                    self._waiting.remove(entry)
-                    self._digest("received", *entry[1:])
+                entries = [entry for entry in self._waiting if entry[0]() is work]
+                for _, *place, tensor in entries:
+                    self._digest("received", *place, tensor)
+                self._let_go(work)
         return done
+
+    def _let_go(self, waited: Any = None) -> None:
+        """Of what was ``waited`` for, and of what nobody can wait for any more."""
+        self._waiting = [entry for entry in self._waiting if (work := entry[0]()) is not None and work is not waited]
+
+
+def _arguments(rank: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Tensors, rank in the group and tag of a call of a process group."""
+    first, second, third = (*args, *(kwargs[name] for name in ("tensors", rank, "tag")[len(args) :]))
+    return first, second, third
+
+
+def _stream(group: Any, tag: int) -> int:
+    """Of a group and a tag, 31 bits that are the same on both sides."""
+    return zlib.crc32(f"{group.group_name} {tag}".encode()) >> 1
 
 
 def make_probe(parts: ProbeParts) -> TransferProbe:

@@ -14,10 +14,11 @@ copies; and a buffer that is written again before its `isend` was waited for car
 
 How it decides
 --------------
-By 64-bit digests. Both sides count the transfers between them, and digest the first 128 and then each 64th: the sender
-before it sends, the receiver as `wait` returns. Watching may begin a few transfers later on one side, so that the
-numbers of one are shifted until most digests agree; they do at one shift alone. What then differs at one number, and
-is no other of the tensors that were sent, did not arrive as it was sent. There is no tolerance, and no false alarm but
+By 64-bit digests. Both sides count the transfers between them, by process group and tag, and digest the first 128 and
+then each 64th: the sender before it sends, the receiver as `wait` returns. Watching may begin a few transfers later on
+one side, so that the numbers of one are shifted until most digests agree; they do at one shift alone. What then differs
+at one number, and is no other of the tensors that were sent, did not arrive as it was sent. Where a rank receives from
+any rank (`recv` without a source), nothing with that tag is compared. There is no tolerance, and no false alarm but
 for a collision (probability 2^-64 a pair).
 
 What it may miss
@@ -57,6 +58,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trueline.laws.transfers.declared import COUNT_BITS
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site
@@ -85,6 +87,13 @@ class _Channel:
     compared: int
     steps: tuple[int, ...]
 
+    def __add__(self, channel: _Channel | None) -> _Channel:
+        """What came through several groups, or with several tags."""
+        if channel is None:
+            return self
+        steps = tuple(sorted([*self.steps, *channel.steps]))
+        return _Channel(self.sender, self.receiver, self.compared + channel.compared, steps)
+
 
 def check(run: Run) -> list[Finding]:
     """An error for each pair of ranks between which something was changed; raises ``CannotTell`` without transfers."""
@@ -95,23 +104,26 @@ def check(run: Run) -> list[Finding]:
     pairs = sorted(sent.keys() & received.keys())
     if not pairs:
         raise CannotTell("no rank was seen to send another one a tensor, which then received it", reason="by-design")
-    channels = [_compared(*pair[:2], sent[pair], received[pair]) for pair in pairs]
-    judged = [channel for channel in channels if channel is not None]
+    judged: dict[tuple[int, int, int], _Channel] = {}
+    for pair in pairs:
+        channel = _compared(*pair[:2], sent[pair], received[pair])
+        if channel is not None:
+            judged[pair[:3]] = channel + judged.get(pair[:3])
     if not judged:
         raise CannotTell("of too few transfers between two ranks it is known which of the other side they are")
-    return [_finding(channel) for channel in judged if channel.steps]
+    return [_finding(channel) for channel in judged.values() if channel.steps]
 
 
-def _by_channel(runs: Sequence[Run], column: str) -> dict[tuple[int, int, int], Transfers]:
-    """By (sender, receiver, start of the job) the transfers of ``column``."""
-    channels: defaultdict[tuple[int, int, int], Transfers] = defaultdict(dict)
+def _by_channel(runs: Sequence[Run], column: str) -> dict[tuple[int, int, int, int], Transfers]:
+    """By (sender, receiver, start of the job, group and tag) the transfers of ``column``."""
+    channels: defaultdict[tuple[int, int, int, int], Transfers] = defaultdict(dict)
     for part in runs:
         for (step, rank), values in part.lists(column).items():
             start = int(np.searchsorted(part.restarts, step, side="right"))
             for place in range(0, len(values) - _WIDTH + 1, _WIDTH):
                 other_rank, number, digest = (int(value) for value in values[place : place + _WIDTH])
                 pair = (rank, other_rank) if column == "sent" else (other_rank, rank)
-                channels[*pair, start][number] = (digest, step)
+                channels[*pair, start, number >> COUNT_BITS][number] = (digest, step)
     return dict(channels)
 
 

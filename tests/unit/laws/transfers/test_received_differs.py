@@ -34,6 +34,21 @@ def test_what_arrives_as_it_was_sent_or_in_another_order_is_silent(tmp_path):
     assert received_differs.check(write_run(tmp_path / "order", rows_of(swapped=(8, 9)))) == []
 
 
+def test_each_tag_has_an_order_of_its_own(tmp_path):
+    """Rank 1 has begun to count those of one tag three later, and those of another one with the other side."""
+    tag, rows = 5 << 32, rows_of(shift=3, lost=(20,))
+    for (step, rank), row in rows.items():
+        if rank:
+            row["received"] = [*row.get("received", []), 0, tag + step, 5000 + step]
+        else:
+            row["sent"] = [*row["sent"], 1, tag + step, 5000 + step]
+    # beyond the first each 64th alone is digested: a shift of the other tag would hold it to another transfer
+    rows[200, 0], rows[200, 1] = {"sent": [1, tag + 128, 1]}, {"received": [0, tag + 128, 1]}
+    rows[201, 0], rows[201, 1] = {"sent": [1, 131, 2]}, {"received": [0, 128, 2]}
+    (finding,) = received_differs.check(write_run(tmp_path, rows))
+    assert (finding.measured, finding.evidence["compared"]) == (1.0, 37 + 40 + 2)
+
+
 def test_where_nothing_belongs_together_nothing_is_said(tmp_path):
     with pytest.raises(CannotTell, match="too few transfers"):
         received_differs.check(write_run(tmp_path / "lost", rows_of(lost=range(36))))
