@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from trueline.judge.incidents import Incident
 from trueline.schema.finding import UNUSUAL, WATCH_DEGRADED, Finding
 from trueline.schema.judged import FEWEST_STEPS_OF_ONE, TOPICS, AskedQuestion, Judged, Verdict
-from trueline.schema.text.words import by_reason, counted, listed
+from trueline.schema.text.words import by_reason, counted, listed, uncapitalized
 
 MOST_TO_CONFIRM = 5
 """Things to confirm that a screen has: more are not read."""
@@ -54,7 +54,8 @@ def verdict_of(
 def _confirm(findings: Sequence[Finding]) -> str:
     """``; 1 thing to confirm: a token in …``: of each what it claims, without its reason, or its base rate."""
     claims = [_short(finding) for finding in to_confirm(findings)]
-    texts = list(dict.fromkeys(f"{claim[:1].lower()}{claim[1:]}" for claim in claims))
+    # A semicolon stands between two things, and within none.
+    texts = list(dict.fromkeys(uncapitalized(claim).replace("; ", ", ") for claim in claims))
     more = f"; and {len(texts) - MOST_TO_CONFIRM} more" if len(texts) > MOST_TO_CONFIRM else ""
     listed_texts = "; ".join(texts[:MOST_TO_CONFIRM]) + more
     return f"; {counted(len(texts), 'thing')} to confirm: {listed_texts}" if texts else ""

@@ -59,6 +59,19 @@ def test_what_is_to_be_confirmed_stands_in_the_verdict_and_what_is_known_does_no
     assert "to confirm" not in of(STREAMS).verdict.line
 
 
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        ("Two losses; one is 0.", "two losses, one is 0"),
+        ("AdamW holds `head`; it rests: nothing moves.", "AdamW holds `head`, it rests"),
+        ("FC.weight makes 1,000 logits.", "FC.weight makes 1,000 logits"),
+    ],
+)
+def test_between_two_things_to_confirm_alone_stands_a_semicolon(claim, said):
+    line = of(Finding("outputs-unused", "confirm", claim), Finding("labels-sorted", "confirm", "Sorted.")).verdict.line
+    assert f"; 2 things to confirm: {said}; sorted." in line
+
+
 def test_warnings_alone_are_only_probable():
     assert of(SEED, STREAMS).verdict.line == "Probable fault: rank 0, since step 0; 1 finding."
 

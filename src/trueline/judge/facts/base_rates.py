@@ -37,6 +37,11 @@ class BaseRate:
         return {"trainings": self.trainings, "showing": self.showing, "at_most": self.at_most}
 
     @property
+    def share(self) -> float:
+        """Of the trainings that show it, 0 without any."""
+        return self.showing / self.trainings if self.trainings else 0.0
+
+    @property
     def is_unusual(self) -> bool:
         return self.trainings > 0 and self.showing <= MOST * self.trainings
 

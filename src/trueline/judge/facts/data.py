@@ -95,6 +95,14 @@ def shares(run: Run) -> tuple[str, Any] | None:
     return text, {"least": round(low, 4), "most": round(high, 4), "unread": unread, "data_set": size, "epochs": whole}
 
 
+def unread_samples(value: Mapping[str, Any]) -> str:
+    """What is to be confirmed of samples that nobody reads."""
+    return (
+        f"{value['unread']:,} of the {value['data_set']:,} samples of the data set were never read, in "
+        f"{counted(value['epochs'], 'whole epoch')} and what followed"
+    )
+
+
 def _shares_by_index(run: Run, drawn: int, size: int) -> tuple[str, Any]:
     """As ``shares``, of samples whose values an augmentation changes."""
     ranks = data_parallel_ranks(run)

@@ -42,8 +42,9 @@ class Fact:
 
     @property
     def line(self) -> str:
-        """``text``, and how many healthy trainings show what is unusual of it."""
-        return "; ".join([self.text, *dict.fromkeys(rate.words for rate in self.unusual.values())])
+        """``text``, and how many healthy trainings show what is unusual of it; of several the smallest share."""
+        rarest = min(self.unusual.values(), key=lambda rate: rate.share, default=None)
+        return self.text if rarest is None else f"{self.text}; {rarest.words}"
 
     def to_json(self) -> dict[str, Any]:
         unusual = {name: rate.to_json() for name, rate in self.unusual.items()}
@@ -55,8 +56,8 @@ class Fact:
 class Mark:
     """What of a fact may be unusual: ``applies`` is true of the ``value`` of a fact that has it. Its ``name`` is a row
     of the table of base rates (``base_rates.toml``): without a row it marks nothing. ``says`` makes a sentence of the
-    value where that of the fact does not stand by itself. Where one of the checks ``said_by`` finds something, that is
-    said and not the mark, so that nothing is to be confirmed twice.
+    value where that of the fact does not stand by itself. Where one of the marks ``said_by`` is to be confirmed, that
+    says it as well; what findings of checks say is declared with their codes (``Code.says``).
     """
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.text.words import counted, listed, named_some, numberless
 from trueline.store.reader import Run
 
+MOST_EQUAL = 3
+"""Names of one parameter that a line has all of."""
 ADAPTER = re.compile(r"lora|adapter|ia3|prompt|prefix|oft_|boft|hada_|lokr|vera_|dora", re.IGNORECASE)
 """Parts of the names of parameters that are trained beside a model that is frozen: those of PEFT's methods."""
 ADAPTER_NAME = re.compile(
@@ -54,7 +56,7 @@ def frozen_parts(value: Mapping[str, Any]) -> str:
     # Results of base rates that were read before have no parts.
     frozen: list[str] = value.get("frozen_parts", [])
     trained: list[str] = value.get("trained_parts", [])
-    text = f"{value['frozen']} of {total} are frozen"
+    text = f"{value['frozen']} of {total} {'is' if value['frozen'] == 1 else 'are'} frozen"
     text += f": {named_some([f'`{name}`' for name in frozen])}" if frozen else ""
     return f"{text}; trained: {named_some([f'`{name}`' for name in trained])}" if trained else text
 
@@ -124,13 +126,31 @@ def tied(run: Run) -> tuple[str, Any] | None:
     groups = next((env.facts.tied for env in _envs(run) if env.facts is not None), None)
     if groups is None:
         raise CannotTell("no rank described the tree of its model")
-    pairs = [" = ".join(names) for names in groups if len(names) > 1]
+    pairs = [_equation(names) for names in groups if len(names) > 1]
     return (f"tied: {named_some(pairs)}", {"tied": groups}) if pairs else None
+
+
+def _equation(names: Sequence[str]) -> str:
+    """``a = b``, of more than three names ``a = b = … (12 names)``."""
+    shown = names if len(names) <= MOST_EQUAL else [*names[:2], f"… ({len(names)} names)"]
+    return " = ".join(shown)
 
 
 def ties_numbered_layers(value: Mapping[str, Any]) -> bool:
     """True where one parameter stands in layers that differ by a number alone: ``[layer] * 6`` is one layer."""
-    return any(len({numberless(name) for name in names}) < len(names) for names in value["tied"])
+    return bool(_across_numbers(value))
+
+
+def numbered_ties(value: Mapping[str, Any]) -> str:
+    """``layers.0.up, layers.1.up, layers.2.up and 9 more are one parameter, and so are 3 more such sets of names``."""
+    first, *more = _across_numbers(value)
+    text = f"{named_some(first)} are one parameter"
+    return f"{text}, and so are {counted(len(more), 'more such set')} of names" if more else text
+
+
+def _across_numbers(value: Mapping[str, Any]) -> list[Sequence[str]]:
+    """Names of each such parameter."""
+    return [names for names in value["tied"] if len({numberless(name) for name in names}) < len(names)]
 
 
 def evaluation_modules(run: Run) -> tuple[str, Any]:

@@ -63,7 +63,7 @@ def seeds(run: Run) -> tuple[str, Any]:
         text = "torch was not seeded" + (", and yet ranks have one seed" if is_shared else "")
     elif is_shared is False:
         named = named_some([f"{seeded.get(rank, 'none')} on rank {rank}" for rank in by_rank])
-        text = f"torch was seeded with other numbers on ranks: {named}"
+        text = f"torch was seeded with different numbers: {named}"
     else:
         text = f"torch was seeded with {first}" + (" on all ranks" if is_shared else "")
     return text, {"shared": is_shared, "seeds": list(seeded.values())[:MOST_SEEDS]}

@@ -26,7 +26,13 @@ SCHEMA = 1
 """Version of the document that ``TrainingFacts.to_json`` makes."""
 
 SUBJECTS: tuple[Subject, ...] = (
-    Subject("samples", "data", "samples", data.samples, (Mark("few-of-the-data-set", data.reads_few),)),
+    Subject(
+        "samples",
+        "data",
+        "samples",
+        data.samples,
+        (Mark("few-of-the-data-set", data.reads_few, said_by=("samples-never-read",)),),
+    ),
     Subject("loader", "data", "the DataLoader", data.loader),
     Subject(
         "epoch-order",
@@ -47,7 +53,7 @@ SUBJECTS: tuple[Subject, ...] = (
         "data",
         "the share of the data that ranks read",
         data.shares,
-        (Mark("samples-never-read", lambda value: value["unread"] > 0),),
+        (Mark("samples-never-read", lambda value: value["unread"] > 0, data.unread_samples),),
     ),
     Subject("batch", "data", "the size of batches", data.batch),
     Subject("tokens", "data", "tokens", data.tokens),
@@ -78,7 +84,13 @@ SUBJECTS: tuple[Subject, ...] = (
         model.without_gradient,
         (Mark("parameters-without-gradient", lambda value: bool(value["without"])),),
     ),
-    Subject("tied", "model", "ties", model.tied, (Mark("numbered-layers-tied", model.ties_numbered_layers),)),
+    Subject(
+        "tied",
+        "model",
+        "ties",
+        model.tied,
+        (Mark("numbered-layers-tied", model.ties_numbered_layers, model.numbered_ties),),
+    ),
     Subject(
         "evaluation-modules",
         "model",
@@ -116,7 +128,7 @@ SUBJECTS: tuple[Subject, ...] = (
             Mark("rate-rises-again", update.rises_again),
             Mark("rate-still-rises", update.still_rises),
             Mark("rate-nearly-gone", update.nearly_gone),
-            Mark("rate-tiny", lambda value: value["largest"] < 1e-5),
+            Mark("rate-tiny", lambda value: 0 < value["largest"] < 1e-5),
         ),
     ),
     Subject(

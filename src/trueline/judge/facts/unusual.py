@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from trueline.judge.facts.base_rates import BaseRate
 from trueline.judge.facts.fact import Fact
@@ -13,14 +13,26 @@ from trueline.schema.law import facts_of
 
 def unusual_findings(facts: TrainingFacts, findings: Collection[Finding] = ()) -> list[Finding]:
     """A finding of severity confirm for each mark that the table of base rates has as unusual, but for those that one
-    of ``findings`` says already.
+    of ``findings`` or another mark says already. Of several marks of one sentence the rarest is said.
     """
-    codes = {finding.code for finding in findings if finding.severity != "info"}
-    said = {mark.name for subject in all_subjects() for mark in subject.marks if not codes.isdisjoint(mark.said_by)}
-    said |= {mark for code in codes for mark in facts_of(code).says}
-    return [
-        _finding(fact, mark, rate) for fact in facts.facts for mark, rate in fact.unusual.items() if mark not in said
-    ]
+    said = {mark for finding in findings if finding.severity != "info" for mark in facts_of(finding.code).says}
+    unusual = [(fact, _by_sentence(fact, said)) for fact in facts.facts]
+    names = {name for _, rates in unusual for name in rates}
+    said = {mark.name for subject in all_subjects() for mark in subject.marks if not names.isdisjoint(mark.said_by)}
+    return [_finding(fact, name, rate) for fact, rates in unusual for name, rate in rates.items() if name not in said]
+
+
+def _by_sentence(fact: Fact, said: Collection[str]) -> Mapping[str, BaseRate]:
+    """Of each sentence of the unusual marks of ``fact`` the rarest one, where none of its marks is ``said``."""
+    by_sentence: dict[str, dict[str, BaseRate]] = {}
+    for name, rate in fact.unusual.items():
+        by_sentence.setdefault(fact.marks[name], {})[name] = rate
+    rarest: dict[str, BaseRate] = {}
+    for rates in by_sentence.values():
+        if rates.keys().isdisjoint(said):
+            name = min(rates, key=lambda name: rates[name].share)
+            rarest[name] = rates[name]
+    return rarest
 
 
 def _finding(fact: Fact, mark: str, rate: BaseRate) -> Finding:
@@ -30,7 +42,7 @@ def _finding(fact: Fact, mark: str, rate: BaseRate) -> Finding:
         severity="confirm",
         claim=f"{text[:1].upper()}{text[1:]}. {rate.words[:1].upper()}{rate.words[1:]}.",
         measured=1.0,
-        expected=rate.showing / rate.trainings,
+        expected=rate.share,
         unit="share of trainings that show it",
         false_alarm_rate=rate.at_most,
         evidence={"kind": mark, "fact": fact.name, "value": fact.value},

@@ -4,7 +4,7 @@ from trueline.schema.law import Code, Law
 
 LAW = Law(
     checks={
-        "update-without-gradient": Code(root="update"),
+        "update-without-gradient": Code(root="update", says=("parameters-without-gradient",)),
         "worker-silent": Code(
             explains=("worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale", "dispersion-high"),
             signal="grad_norm",

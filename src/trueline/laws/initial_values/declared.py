@@ -11,7 +11,7 @@ LAW = Law(
         "begin-alike": Code(),
         "embedding-rows": Code(),
         "frozen-untrained": Code(says=("frozen-without-adapters",)),
-        "init-differs": Code(),
+        "init-differs": Code(says=("numbered-layers-tied",)),
         "tie-lost": Code(),
     },
 )

@@ -9,7 +9,7 @@ LAW = Law(
     answers={"facts": "facts.SUBJECTS"},
     checks={
         "evaluation-draws": Code(),
-        "evaluation-mode": Code(),
+        "evaluation-mode": Code(says=("modules-in-evaluation-mode",)),
         "evaluation-state": Code(),
         "frozen-model-drops": Code(),
         "trains-in-evaluation": Code(says=("modules-in-evaluation-mode",)),

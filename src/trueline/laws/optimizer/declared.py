@@ -35,7 +35,7 @@ LAW = Law(
         "param-moves-without-gradient": Code(),
         "param-stops": Code(explains=("optimizer-state-stale", "*jump"), root="update"),
         "updated-twice": Code(root="update"),
-        "update-lost": Code(root="update"),
+        "update-lost": Code(root="update", says=("weights-in-16-bits", "states-in-16-bits")),
         "update-magnitude": Code(explains=("update-lost", "replica-drift", "*unlike-worker", "*jump"), root="update"),
     },
 )

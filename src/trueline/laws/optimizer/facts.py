@@ -48,6 +48,17 @@ def dtypes(run: Run) -> tuple[str, Any]:
     return text, {"gradients": gradients, "states": dict(sorted(states.items()))}
 
 
+def short_states(value: Mapping[str, Any]) -> str:
+    """``the optimizer's states exp_avg and exp_avg_sq are bfloat16``."""
+    states = _short_states(value)
+    be = "state {} is" if len(states) == 1 else "states {} are"
+    return f"the optimizer's {be.format(listed(list(states)))} {listed(sorted(set(states.values())))}"
+
+
+def _short_states(value: Mapping[str, Any]) -> dict[str, str]:
+    return {name: dtype for name, dtype in value["states"].items() if dtype in SHORT}
+
+
 def update_over_weight(run: Run) -> tuple[str, Any] | None:
     """By what share of their size an update changes weights, root mean squares over what was sampled, by part."""
     slices = _slices(run)
@@ -120,7 +131,15 @@ SUBJECTS = (
         "update",
         "dtypes of gradients and states",
         dtypes,
-        (Mark("states-in-16-bits", lambda value: any(dtype in SHORT for dtype in value["states"].values())),),
+        (
+            # Optimizers make states in the dtype of their parameter.
+            Mark(
+                "states-in-16-bits",
+                lambda value: bool(_short_states(value)),
+                short_states,
+                said_by=("weights-in-16-bits",),
+            ),
+        ),
     ),
     Subject(
         "update-over-weight",

@@ -12,6 +12,7 @@ LAW = Law(
             dated=True,
             names_both=True,
             live="unreduced",
+            says=("parameters-without-gradient",),  # backward leaves none where no replica is reduced
             sums_late=1,  # what a reduction gave is judged one sum later
         ),
         "reduction-mismatch": Code(

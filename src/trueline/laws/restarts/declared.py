@@ -30,7 +30,7 @@ LAW = Law(
     checks={
         "restart-weights": Code(explains=("*jump",), dated=True),
         "restart-states": Code(explains=("optimizer-state-stale",), dated=True),
-        "restart-rate": Code(dated=True),
+        "restart-rate": Code(dated=True, says=("rate-rises-again",)),
         "restart-statistics": Code(explains=("*jump",), dated=True),
     },
 )

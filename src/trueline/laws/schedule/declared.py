@@ -46,9 +46,9 @@ LAW = Law(
     of_updates=True,
     probes=("probe",),
     checks={
-        "schedule-differs": Code(),
+        "schedule-differs": Code(says=("rate-zero", "rate-rises-again")),
         "schedule-length": Code(),
-        "schedule-passed": Code(dated=True),
-        "rate-not-in-force": Code(),
+        "schedule-passed": Code(dated=True, says=("rate-rises-again",)),
+        "rate-not-in-force": Code(says=("rate-tiny",)),
     },
 )

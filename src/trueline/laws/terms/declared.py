@@ -8,7 +8,7 @@ LAW = Law(
     probes=("probe",),
     checks={
         "outputs-unused": Code(signal="loss"),
-        "ratio-is-one": Code(signal="loss"),
+        "ratio-is-one": Code(signal="loss", says=("loss-never-moves",)),  # a log-ratio of 0 is a loss of ln 2
         "term-not-divided": Code(signal="loss"),
         "term-without-gradient": Code(signal="loss"),
     },

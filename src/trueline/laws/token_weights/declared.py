@@ -10,6 +10,7 @@ LAW = Law(
         "loss-scale-wrong": Code(
             explains=("worker-scale", "worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", "*jump"),
             signal="grad_norm",
+            says=("passes-not-used", "samples-never-read"),  # micro-batches whose gradients are thrown away
         ),
         "token-imbalance": Code(explains=("*unlike-worker",), signal="tokens"),
         "token-weights-differ": Code(),

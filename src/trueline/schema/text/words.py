@@ -47,6 +47,13 @@ def capitalized(sentence: str) -> str:
     return sentence if is_code else sentence[:1].upper() + sentence[1:]
 
 
+def uncapitalized(sentence: str) -> str:
+    """The sentence as it stands behind a colon; a name of code (``fc.weight``, ``AdamW``, ``SGD``) stays as it is."""
+    first = sentence.partition(" ")[0]
+    is_code = any(sign in first for sign in "_=./") or first[1:] != first[1:].lower()
+    return sentence if is_code else sentence[:1].lower() + sentence[1:]
+
+
 def ranges(numbers: Iterable[int], *, among: Iterable[int] | None = None, dash: str = "-") -> list[str]:
     """Whole numbers, three or more neighbours joined: 0, 1, 2, 5, 6 → ``0-2``, ``5``, ``6``. Of ``among``, if given,
     those are neighbours that follow each other there.

@@ -137,6 +137,13 @@ def test_a_tie_of_numbered_layers_is_one_layer(names, is_one_layer):
     assert model.ties_numbered_layers({"tied": [names]}) is is_one_layer
 
 
+def test_a_tie_of_many_layers_is_said_in_a_few_words():
+    layers = [[f"layers.{layer}.{name}" for layer in range(12)] for name in ("up", "down")]
+    assert model.numbered_ties({"tied": [["head", "embed"], *layers]}) == (
+        "layers.0.up, layers.1.up, layers.2.up and 9 more are one parameter, and so are 1 more such set of names"
+    )
+
+
 def test_a_loss_that_rises_and_one_that_is_level_in_the_end(tmp_path):
     for name, loss_at in (("rising", lambda step: 1 + step / 40), ("level", lambda step: max(2 - step / 5, 1))):
 
@@ -312,6 +319,7 @@ def mark(name):
         ),
         ("rate-nearly-gone", {"low": 0.03}, {"low": 0.02}),
         ("rate-tiny", {"largest": 1e-6}, {"largest": 1e-5}),
+        ("rate-tiny", {"largest": 1e-6}, {"largest": 0.0}),  # rate-zero says that
         (
             "few-of-the-data-set",
             {"read": 64, "data_set": 64, "different": 31},
@@ -383,7 +391,7 @@ def test_the_share_of_the_data_that_ranks_read(tmp_path):
             ["bert.embed.weight", "bert.layers.0.bias", "bert.layers.0.weight"],
             "3 of 5 parameters are frozen: `bert.embed` and `bert.layers.0`; trained: `bert.layers.1` and `head`",
         ),
-        (["0.weight"], ["0.bias"], "1 of 2 parameters are frozen: `0.bias`; trained: `0.weight`"),
+        (["0.weight"], ["0.bias"], "1 of 2 parameters is frozen: `0.bias`; trained: `0.weight`"),
     ],
 )
 def test_what_is_frozen_is_named_by_its_outermost_parts(tmp_path, params, frozen, sentence):
@@ -407,8 +415,8 @@ def test_weights_in_16_bits_of_which_the_optimizer_updates_copies_are_usual(tmp_
     ("seeds", "text"),
     [
         ([3, 3], "torch was seeded with 3 on all ranks"),
-        ([3, 4], "torch was seeded with other numbers on ranks: 3 on rank 0 and 4 on rank 1"),
-        ([3, 2**63], "torch was seeded with other numbers on ranks: 3 on rank 0 and none on rank 1"),
+        ([3, 4], "torch was seeded with different numbers: 3 on rank 0 and 4 on rank 1"),
+        ([3, 2**63], "torch was seeded with different numbers: 3 on rank 0 and none on rank 1"),
         ([2**63, 2**62], "torch was not seeded"),
         ([2**62, 2**62], "torch was not seeded, and yet ranks have one seed"),
         ([7], "torch was seeded with 7"),

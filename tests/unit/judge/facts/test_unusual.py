@@ -14,7 +14,7 @@ import trueline
 from trueline.cli.main import app
 from trueline.judge.facts import base_rates, fact, training_facts
 from trueline.judge.facts.base_rates import BaseRate
-from trueline.schema.law import Law
+from trueline.schema.law import Code, Law
 from trueline.store.plan_change import confirmed_ids
 
 ROW = BaseRate(trainings=140, showing=3, at_most=0.054)
@@ -126,22 +126,50 @@ def test_what_a_law_says_is_not_to_be_confirmed_twice(run, monkeypatch, severity
     from trueline.schema.finding import Finding
 
     rated(monkeypatch, {"rate-zero": ROW})
-    marks = (fact.Mark("rate-zero", bool, said_by=("schedule-passed", "a-law")),)
-    subjects = tuple(
-        replace(each, marks=marks if each.name == "rate-zero" else ()) for each in training_facts.all_subjects()
-    )
-    monkeypatch.setattr("trueline.judge.facts.unusual.all_subjects", lambda: subjects)
+    says = {"a-law": Code(says=("rate-zero",))}
+    monkeypatch.setattr("trueline.judge.facts.unusual.facts_of", lambda code: says.get(code, Code()))
     facts = trueline.facts(run)
     assert len(unusual_findings(facts, [Finding("of-something-else", severity, "Something else.")])) == 1
     assert len(unusual_findings(facts, [Finding("a-law", severity, "The rate is 0.")])) == (not is_said)
 
 
-def test_every_check_that_says_a_mark_is_declared():
+def test_every_mark_that_something_says_is_declared():
     from trueline.schema.law import codes
 
-    assert {
-        code for each in training_facts.all_subjects() for mark in each.marks for code in mark.said_by
-    } <= codes().keys()
+    marks = [mark for subject in training_facts.all_subjects() for mark in subject.marks]
+    said = {name for code in codes().values() for name in code.says} | {by for mark in marks for by in mark.said_by}
+    assert said <= {mark.name for mark in marks}
+
+
+def marked(monkeypatch, text, names, **settings):
+    """Facts of a training of which one sentence has unusual marks of these names and shares."""
+    rated(monkeypatch, {name: BaseRate(100, showing, 0.1) for name, showing in names.items()})
+    marks = tuple(fact.Mark(name, bool, **settings) for name in names)
+    subject = training_facts.Subject("rate", "update", "the rate", lambda run: (text, 1), marks)
+    monkeypatch.setattr("trueline.judge.facts.unusual.all_subjects", lambda: (subject,))
+    return training_facts.TrainingFacts("run", (fact.Fact("rate", "update", text, 1, dict.fromkeys(names, text)),), {})
+
+
+def test_of_marks_with_one_sentence_the_rarest_is_said(monkeypatch):
+    from trueline.judge.facts.unusual import unusual_findings
+    from trueline.schema.finding import Finding
+
+    facts = marked(monkeypatch, "rate 1e-07 at 0 → 1e-06 at 11", {"rate-tiny": 3, "rate-still-rises": 2})
+    assert [finding.id for finding in unusual_findings(facts)] == ["unusual.rate-still-rises"]
+    assert facts.facts[0].line == "rate 1e-07 at 0 → 1e-06 at 11; of 100 healthy trainings 2 show this"
+    # who says the sentence of one mark has said that of both
+    assert not unusual_findings(facts, [Finding("rate-not-in-force", "warning", "No update has the rate.")])
+
+
+def test_what_another_mark_says_is_not_to_be_confirmed_twice(monkeypatch):
+    from trueline.judge.facts.unusual import unusual_findings
+
+    facts = marked(monkeypatch, "states are bfloat16", {"states-in-16-bits": 2}, said_by=("weights-in-16-bits",))
+    weights = fact.Fact("dtypes", "precision", "weights are bfloat16", 1, {"weights-in-16-bits": "they are bfloat16"})
+    both = replace(facts, facts=(weights, *facts.facts))
+    assert [finding.id for finding in unusual_findings(both)] == ["unusual.states-in-16-bits"]
+    rated(monkeypatch, dict.fromkeys(("states-in-16-bits", "weights-in-16-bits"), ROW))
+    assert [finding.id for finding in unusual_findings(both)] == ["unusual.weights-in-16-bits"]
 
 
 def test_every_row_of_the_table_is_of_a_mark():
