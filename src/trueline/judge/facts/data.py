@@ -22,6 +22,8 @@ MAX_SAMPLES = 20_000_000
 """Digests of samples that are looked at together: 160 MB."""
 FEW_RANKS = 32
 """Ranks, the first, of which it is said how much of the data set they read."""
+TWENTIETH = 0.05
+"""Share of a data set: below it stand rows that the data have twice, and what `drop_last` leaves out of each epoch."""
 FEW_STEPS = 64
 """Steps whose batches stand for all, as batches have one size but at the ends of epochs."""
 
@@ -95,6 +97,16 @@ def shares(run: Run) -> tuple[str, Any] | None:
     return text, {"least": round(low, 4), "most": round(high, 4), "unread": unread, "data_set": size, "epochs": whole}
 
 
+def reads_many_twice(value: Mapping[str, Any]) -> bool:
+    """Whether more samples came again than rows that a data set has twice explain."""
+    return value["again"] > TWENTIETH * value["samples"]
+
+
+def leaves_many_out(value: Mapping[str, Any]) -> bool:
+    """Whether more samples were never read than the ends of epochs explain."""
+    return value["unread"] > TWENTIETH * value["data_set"]
+
+
 def unread_samples(value: Mapping[str, Any]) -> str:
     """What is to be confirmed of samples that nobody reads."""
     return (
@@ -166,11 +178,13 @@ def read_twice(run: Run) -> tuple[str, Any] | None:
     epochs = epochs_of(run, ranks[0]) if ranks else []
     if len(epochs) < 2:
         return None
-    digests_D = epochs[0].digests
-    num_samples, num_again = len(digests_D), len(digests_D) - len(np.unique(digests_D))
     passes = index_passes(run, ranks[0])
-    if not num_again and passes and passes[0].ended:  # what is augmented comes again with other values
+    if passes and passes[0].ended:
+        # Indices know what is augmented, and rows that the data set has twice.
         num_samples, num_again = passes[0].drawn, passes[0].drawn - passes[0].different
+    else:
+        digests_D = epochs[0].digests
+        num_samples, num_again = len(digests_D), len(digests_D) - len(np.unique(digests_D))
     # A weighted sampler draws with replacement, as it is meant to.
     if not num_again or _loader(run).get("sampler") == "WeightedRandomSampler":
         return None

@@ -126,6 +126,13 @@ def marks_of(facts, name):
     return set(fact.marks)
 
 
+def test_rows_that_a_data_set_has_twice_and_ends_of_epochs_are_no_marks():
+    assert not data.reads_many_twice({"again": 3, "samples": 1024})
+    assert data.reads_many_twice({"again": 300, "samples": 1024})
+    assert not data.leaves_many_out({"unread": 3, "data_set": 532})
+    assert data.leaves_many_out({"unread": 60, "data_set": 532})
+
+
 @pytest.mark.parametrize(
     ("names", "is_one_layer"),
     [
