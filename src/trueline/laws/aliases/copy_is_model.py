@@ -113,9 +113,9 @@ def _of_loads(run: Run, loads: list[tuple[int, int, int]]) -> Finding:
     return Finding(
         code=CODE,
         severity="confirm",
-        claim=f"load_state_dict gave the model its own weights {counted(num, 'time')}, at step {steps[0]} or before "
-        f"first, which changes nothing ({ranks_text(ranks, all_ranks=run.ranks)}): where these are to be a copy, as of "
-        "a target network, it is the model that is trained.",
+        claim=f"load_state_dict gave the model its own weights {counted(num, 'time')}, first at step {steps[0]} or "
+        f"before, which changes nothing ({ranks_text(ranks, all_ranks=run.ranks)}): what was to be a copy, such as a "
+        "target network, is the model that is trained.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],

@@ -27,8 +27,8 @@ too.
 
 Example
 -------
-The weights at steps 24, 49 and 74 are not those that the update had left: they were replaced with the average
-Shadow.shadow between two updates (ranks 0 and 1).
+After steps 24, 49 and 74 the weights were replaced with the average Shadow.shadow between two updates, not by the
+optimizer, and training went on from it (ranks 0 and 1).
 
 Wrong and right
 ---------------

@@ -25,8 +25,8 @@ An average that is updated twice between two looks, and one whose moves are less
 
 Example
 -------
-The average AveragedModel is updated 4 times for each update of the weights (rank 0, 14 of 14 samples): also where the
-weights have not changed since.
+The average AveragedModel is updated 4 times for each update of the weights (rank 0, 14 of 14 samples): also at
+micro-batches, where the weights have not changed since.
 
 Wrong and right
 ---------------

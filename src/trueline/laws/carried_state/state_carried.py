@@ -95,7 +95,7 @@ def check(run: Run) -> list[Finding]:
             severity="confirm",
             claim=f"The forward pass uses what the batch before left in {named_some(names)} at {steps_text(steps)} "
             f"({ranks_text(ranks, all_ranks=run.ranks)}), and the samples are shuffled by {sampler}: hidden state is "
-            "carried from batch to batch between samples that do not follow each other.",
+            "carried between samples that do not follow each other.",
             ranks=ranks,
             step_first=steps[0],
             step_last=steps[-1],

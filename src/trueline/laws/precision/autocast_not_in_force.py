@@ -26,8 +26,8 @@ that has such parts is not judged.
 
 Example
 -------
-The model is called within autocast to bfloat16 (cpu), and not one of its 3 matrix products runs in bfloat16: all run in
-float32 (module.0.weight, module.2.weight and module.4.weight; steps 2 to 32, rank 0).
+The model is called within autocast to bfloat16 (cpu), but not one of its 3 matrix products runs in it: all run in
+float32, as if autocast were off (module.0.weight, module.2.weight and module.4.weight; steps 2 to 32, rank 0).
 
 Wrong and right
 ---------------

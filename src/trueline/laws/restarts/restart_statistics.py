@@ -27,8 +27,8 @@ a DataLoader or an environment.
 
 Example
 -------
-The running mean and var of Normalize, of the shape of the model's inputs, begin anew at the restart at step 60: its
-count is 216 at step 62, and was 4,328 at step 59.
+The running mean and var of Normalize on rank 0, of the shape of the model's inputs, began anew at the restart at step
+60: its count is 216 at step 62, and was 4,328 at step 59.
 
 Wrong and right
 ---------------
