@@ -71,17 +71,23 @@ def check(run: Run) -> list[Finding]:
     """The Finding of ranks whose updates have nothing to go by, the same steps together; raises ``CannotTell`` where no
     update was sampled.
     """
-    optimizers = {key: str(json.loads(text).get("optimizer", "")) for key, text in run.texts("update_facts").items()}
-    if not optimizers:
+    facts = run.texts("update_facts")
+    if not facts:
         raise CannotTell("no update of an optimizer was sampled")
+    updates: defaultdict[int, list[int]] = defaultdict(list)
+    for step, rank in sorted(facts):
+        updates[rank].append(step)
     ranks_of: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in run.ranks:
-        steps = _steps_without_gradient(run, rank, sorted(step for step, of_rank in optimizers if of_rank == rank))
+        steps = _steps_without_gradient(run, rank, updates[rank])
         if len(steps) >= FEWEST:
             ranks_of[steps].append(rank)
-    return [
-        _finding(ranks, steps, optimizers[steps[-1], ranks[0]].rpartition(".")[2]) for steps, ranks in ranks_of.items()
-    ]
+    return [_finding(ranks, steps, _optimizer(facts[steps[-1], ranks[0]])) for steps, ranks in ranks_of.items()]
+
+
+def _optimizer(facts: str) -> str:
+    """The class, of what was noted of an update."""
+    return str(json.loads(facts).get("optimizer", "")).rpartition(".")[2]
 
 
 def _steps_without_gradient(run: Run, rank: int, updates: list[int]) -> tuple[int, ...]:
@@ -89,7 +95,7 @@ def _steps_without_gradient(run: Run, rank: int, updates: list[int]) -> tuple[in
     norms = _values(run, "grad_norm", rank)
     if not updates or updates[-1] in norms:
         return ()
-    passes, rates, digests = _values(run, "passes_begun", rank), run.lists("lr"), _digests(run, rank)
+    passes, rates, digests = _values(run, "passes_begun", rank), run.lists("lr", ranks=[rank]), _digests(run, rank)
     last = max(digests, default=-1)
     unchanged = itertools.takewhile(lambda step: digests[step] == digests[last], sorted(digests, reverse=True))
     same_since = min(unchanged, default=last)
@@ -113,8 +119,8 @@ def _values(run: Run, column: str, rank: int) -> dict[int, float]:
 
 def _digests(run: Run, rank: int) -> dict[int, tuple[int, ...]]:
     """Digests of all parameters on ``rank``, by step."""
-    rows = run.lists("param_digests").items()
-    return {step: tuple(row.tolist()) for (step, of_rank), row in rows if of_rank == rank and len(row)}
+    rows = run.lists("param_digests", ranks=[rank]).items()
+    return {step: tuple(row.tolist()) for (step, _), row in rows if len(row)}
 
 
 def _finding(ranks: list[int], steps: tuple[int, ...], optimizer: str) -> Finding:

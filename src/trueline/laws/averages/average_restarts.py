@@ -25,7 +25,7 @@ three samples of a moving average were taken.
 Example
 -------
 The average Average.model began again when the job was started at step 60: it is equal to the weights there, and was
-apart from them at step 59 (rank 0).
+apart from them at step 59 (rank 0). It was not loaded.
 
 Wrong and right
 ---------------
@@ -45,6 +45,8 @@ torch.save(state, path)
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from trueline.laws.averages.beside import CopyOfWeights, copies_of_weights
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -61,13 +63,15 @@ def check(run: Run) -> list[Finding]:
     """A Finding for each start at which averages begin again; raises ``CannotTell`` where no two starts have one."""
     if not run.restarts:
         raise CannotTell("the job was started once", reason="by-design")
-    copies = copies_of_weights(run)
+    copies: defaultdict[tuple[int | None, int, str], list[CopyOfWeights]] = defaultdict(list)
+    for copy in copies_of_weights(run):
+        copies[copy.start, copy.rank, copy.name].append(copy)
     pairs = [
         (before, after)
-        for before in copies
-        if before.relation == "average" and before.ends_apart
-        for after in copies
-        if after.start == _next_start(run, before.start) and (after.rank, after.name) == (before.rank, before.name)
+        for (start, rank, name), of_start in list(copies.items())
+        for before in of_start
+        if start is not None and before.relation == "average" and before.ends_apart
+        for after in copies.get((_next_start(run, start), rank, name), ())
     ]
     if not pairs:
         raise CannotTell("no average of the weights was seen in two starts, one after the other")

@@ -77,7 +77,7 @@ def check(run: Run) -> list[Finding]:
 
 
 def _with_gradient(run: Run, params: InitialParams) -> set[str]:
-    rows = [row for (_, rank), row in run.lists("param_grad_norms").items() if rank == params.rank]
+    rows = run.lists("param_grad_norms", ranks=[params.rank]).values()
     rows = [row for row in rows if len(row) == len(params.names)]
     if not rows:
         return set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
+from trueline.judge.stats.memoize import memoized
 from trueline.schema.columns.input_values import InputValue, input_values
 from trueline.store.reader import Run
 
@@ -12,6 +13,7 @@ ByStep = Mapping[int, tuple[InputValue, ...]]
 """The tensors of each step."""
 
 
+@memoized
 def tensors_of(run: Run, rank: int) -> ByStep:
     """Of a rank, by step; empty where none was seen."""
     facts = run.texts("input_facts")

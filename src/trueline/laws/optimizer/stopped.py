@@ -96,24 +96,26 @@ def _still(run: Run, rank: int, names: Sequence[str]) -> Mapping[str, tuple[int,
     """By name of what has moved and then stays although it has gradients: the first step of these, how many such steps
     there are, and the last.
     """
-    looks = [(step, row) for (step, row_rank), row in sorted(run.lists("param_digests").items()) if row_rank == rank]
-    closing = [(step + 1, row) for (step, row_rank), row in run.lists("closing_digests").items() if row_rank == rank]
+    digests, at_end, norms, rates_of = (
+        {step: row for (step, _), row in run.lists(column, ranks=[rank]).items()}
+        for column in ("param_digests", "closing_digests", "param_grad_norms", "lr")
+    )
+    looks = sorted(digests.items(), key=lambda look: look[0])
+    closing = [(step + 1, row) for step, row in at_end.items()]
     looks += closing[-1:]
-    gradients = {step: row for (step, row_rank), row in run.lists("param_grad_norms").items() if row_rank == rank}
-    rates = {step: row for (step, row_rank), row in run.lists("lr").items() if row_rank == rank}
-    if len(looks) < 2 * FEWEST_MOVES or not gradients or not closing:
+    if len(looks) < 2 * FEWEST_MOVES or not norms or not closing:
         return {}
-    if any(len(row) < len(names) for _, row in looks) or any(len(row) != len(names) for row in gradients.values()):
+    if any(len(row) < len(names) for _, row in looks) or any(len(row) != len(names) for row in norms.values()):
         return {}
     digests_LP = np.array([row[: len(names)] for _, row in looks])
     steps_L = np.array([step for step, _ in looks])
     changed_LP = digests_LP[1:] != digests_LP[:-1]
-    steps_S = np.array(sorted(gradients.keys() & rates.keys()))
+    steps_S = np.array(sorted(norms.keys() & rates_of.keys()))
     if not len(steps_S):
         return {}
-    norms_SP = np.stack([gradients[step] for step in steps_S.tolist()])
+    norms_SP = np.stack([norms[step] for step in steps_S.tolist()])
     # of several groups whose a parameter is in is not known: none may stand still
-    rates_S = np.array([float(np.min(rates[step], initial=np.inf)) for step in steps_S.tolist()])
+    rates_S = np.array([float(np.min(rates_of[step], initial=np.inf)) for step in steps_S.tolist()])
     still: dict[str, tuple[int, int, int]] = {}
     for p, name in enumerate(names):
         moves = np.flatnonzero(changed_LP[:, p])

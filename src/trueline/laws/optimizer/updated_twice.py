@@ -46,6 +46,8 @@ loss_optimizer = torch.optim.Adam([contrast.W])
 
 from __future__ import annotations
 
+import numpy as np
+
 from trueline.judge.compared_ranks import data_parallel_ranks, sites_of
 from trueline.laws.optimizer.held import holdings
 from trueline.schema.finding import Finding
@@ -100,5 +102,5 @@ def check(run: Run) -> list[Finding]:
 def _with_gradient(run: Run, rank: int) -> set[str]:
     """Names of parameters that had a gradient other than zero at a measured step."""
     params = run.env[rank].params if rank in run.env else []
-    rows = [row for (_, row_rank), row in run.lists("param_grad_norms").items() if row_rank == rank]
-    return {name for row in rows if len(row) == len(params) for name, norm in zip(params, row, strict=True) if norm > 0}
+    rows = [row for row in run.lists("param_grad_norms", ranks=[rank]).values() if len(row) == len(params)]
+    return {params[p] for p in np.flatnonzero((np.stack(rows) > 0).any(axis=0)).tolist()} if rows else set()

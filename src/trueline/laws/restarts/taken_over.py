@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from trueline.judge.series.rewound import rewound_to
 from trueline.judge.stats.memoize import memoized
 from trueline.laws.restarts.sampled_states import SampledStates, sampled_states
@@ -132,12 +134,14 @@ def _starts_at(run: Run, step: int) -> Iterator[TakenOver]:
         rows = (
             {at: row for (at, _), row in before.lists("param_digests", ranks=[rank]).items()} if closing is None else {}
         )
-        like_step = rewound_to(run, rank, step, before=None if is_closed else before)
+        taken, at_first = opening.get((step, rank)), initial.get((first, rank))
+        # What goes on from where the start before ended is of no earlier step.
+        goes_on = closing is not None and taken is not None and np.array_equal(closing, taken)
+        like_step = None if goes_on else rewound_to(run, rank, step, before=None if is_closed else before)
         # a start with the weights of the very beginning has loaded none
         at = like_step if like_step is not None and like_step > first and not is_counted else step
         repeats = closing is None and at in rows
         left = closing if closing is not None else rows.get(at, rows[max(rows)] if rows else None)
-        taken, at_first = opening.get((step, rank)), initial.get((first, rank))
         # another length: the model was changed in between
         if left is None or taken is None or not len(left) == len(taken) == len(names):
             continue

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trueline.judge.stats.memoize import memoized
 from trueline.schema.columns.loss_values import CLAMPED, LOG_SIGMOID, LikelihoodRatio
 from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted
@@ -16,6 +17,7 @@ Place = tuple[int, int]
 Ratios = Sequence[tuple[Place, LikelihoodRatio]]
 
 
+@memoized
 def ratios(run: Run) -> Mapping[tuple[int, int], Ratios]:
     """By step and rank; raises ``CannotTell`` where no loss has one."""
     rows = {key: _placed(LikelihoodRatio.from_row(row.tolist())) for key, row in run.lists("likelihood_ratios").items()}

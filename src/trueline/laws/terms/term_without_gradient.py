@@ -46,6 +46,7 @@ loss = fit + 50 * roughness(weights)
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 from trueline.judge.compared_ranks import MAX_SITES
 from trueline.schema.columns.loss_values import ConstantTerm
@@ -69,10 +70,12 @@ ROUNDINGS = 64
 
 def check(run: Run) -> list[Finding]:
     """A Finding on the first rank that has such a term; raises ``CannotTell`` where its value is not known."""
-    rows = {key: ConstantTerm.from_row(row.tolist()) for key, row in run.lists("constant_terms").items()}
+    first_terms: defaultdict[int, dict[int, ConstantTerm]] = defaultdict(dict)
+    for (step, rank), row in sorted(run.lists("constant_terms").items(), key=lambda pair: pair[0]):
+        if terms := ConstantTerm.from_row(row.tolist()):
+            first_terms[rank][step] = terms[0]
     unknown = False
-    for rank in run.ranks:
-        first = {step: terms[0] for (step, at_rank), terms in sorted(rows.items()) if at_rank == rank and terms}
+    for rank, first in sorted(first_terms.items()):
         values = {step: term.value for step, term in first.items() if math.isfinite(term.value)}
         unknown |= len(first) >= FEWEST > len(values)
         if len(values) < FEWEST:

@@ -53,10 +53,11 @@ buffer.copy_(next_activation)
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trueline.laws.transfers.declared import COUNT_BITS
 from trueline.schema.errors import CannotTell
@@ -120,8 +121,8 @@ def _by_channel(runs: Sequence[Run], column: str) -> dict[tuple[int, int, int, i
     for part in runs:
         for (step, rank), values in part.lists(column).items():
             start = int(np.searchsorted(part.restarts, step, side="right"))
-            for place in range(0, len(values) - _WIDTH + 1, _WIDTH):
-                other_rank, number, digest = (int(value) for value in values[place : place + _WIDTH])
+            whole = len(values) // _WIDTH * _WIDTH
+            for other_rank, number, digest in values[:whole].reshape(-1, _WIDTH).tolist():
                 pair = (rank, other_rank) if column == "sent" else (other_rank, rank)
                 channels[*pair, start, number >> COUNT_BITS][number] = (digest, step)
     return dict(channels)
@@ -129,9 +130,10 @@ def _by_channel(runs: Sequence[Run], column: str) -> dict[tuple[int, int, int, i
 
 def _compared(sender: int, receiver: int, sent: Transfers, received: Transfers) -> _Channel | None:
     """None where it is not known which of the transfers belong together."""
-    shift = max(range(-MAX_SHIFT, MAX_SHIFT + 1), key=lambda shift: (_num_equal(sent, received, shift), -abs(shift)))
+    sides = _numbers_and_digests(sent), _numbers_and_digests(received)
+    shift = max(range(-MAX_SHIFT, MAX_SHIFT + 1), key=lambda shift: (_num_equal(*sides, shift), -abs(shift)))
     common = [number for number in received if number + shift in sent]
-    num_equal = _num_equal(sent, received, shift)
+    num_equal = _num_equal(*sides, shift)
     if num_equal < LEAST_EQUAL or 2 * num_equal < len(common):
         return None
     all_sent = {digest for digest, _ in sent.values()}
@@ -139,8 +141,20 @@ def _compared(sender: int, receiver: int, sent: Transfers, received: Transfers) 
     return _Channel(sender, receiver, len(common), tuple(sorted(steps)))
 
 
-def _num_equal(sent: Mapping[int, tuple[int, int]], received: Transfers, shift: int) -> int:
-    return sum(number + shift in sent and sent[number + shift][0] == digest for number, (digest, _) in received.items())
+def _numbers_and_digests(transfers: Transfers) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """[N] by number."""
+    numbers = np.array(sorted(transfers), dtype=np.int64)
+    return numbers, np.array([transfers[number][0] for number in numbers.tolist()], dtype=np.uint64)
+
+
+def _num_equal(
+    sent: tuple[NDArray[np.int64], NDArray[np.uint64]],
+    received: tuple[NDArray[np.int64], NDArray[np.uint64]],
+    shift: int,
+) -> int:
+    """How many were received as what was sent ``shift`` numbers later."""
+    _, in_sent, in_received = np.intersect1d(sent[0], received[0] + shift, assume_unique=True, return_indices=True)
+    return int(np.count_nonzero(sent[1][in_sent] == received[1][in_received]))
 
 
 def _finding(channel: _Channel) -> Finding:

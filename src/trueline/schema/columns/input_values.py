@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 NUM_FIELDS = 4
 """Numbers of each tensor in ``input_values``."""
@@ -48,10 +49,7 @@ def facts_text(facts: Sequence[InputFact]) -> str:
 
 def input_values(facts: str, numbers: Sequence[int]) -> tuple[InputValue, ...]:
     """Of one row of both columns; empty where they are not of each other."""
-    facts_of_row = [
-        InputFact(str(name), bool(target), str(dtype), tuple(shape), int(classes))
-        for name, target, dtype, shape, classes in json.loads(facts)
-    ]
+    facts_of_row = _facts_of(facts)
     if len(numbers) != NUM_FIELDS * len(facts_of_row):
         return ()
     return tuple(
@@ -59,6 +57,15 @@ def input_values(facts: str, numbers: Sequence[int]) -> tuple[InputValue, ...]:
         for fact, (digest, single, bits, kinds) in zip(
             facts_of_row, zip(*(iter(map(int, numbers)),) * NUM_FIELDS, strict=True), strict=True
         )
+    )
+
+
+@lru_cache(maxsize=256)
+def _facts_of(text: str) -> tuple[InputFact, ...]:
+    """Of the string of the column, which is one for most steps, and which several checks read."""
+    return tuple(
+        InputFact(str(name), bool(target), str(dtype), tuple(shape), int(classes))
+        for name, target, dtype, shape, classes in json.loads(text)
     )
 
 
