@@ -101,9 +101,11 @@ def locals_of_job() -> Iterator[tuple[str, Mapping[str, Any]]]:
             return
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_JOBS:
             frame_locals = frame.f_locals
-            yield frame.f_code.co_name, frame_locals
-            if frame.f_code.co_flags & _OPTIMIZED and sys.version_info < (3, 13):
-                frame_locals.clear()  # the copy would keep this step's tensors alive for as long as the function runs
+            try:
+                yield frame.f_code.co_name, frame_locals
+            finally:  # the copy would keep this step's tensors alive for as long as the function runs
+                if frame.f_code.co_flags & _OPTIMIZED and sys.version_info < (3, 13):
+                    frame_locals.clear()
         frame = frame.f_back
 
 

@@ -38,7 +38,7 @@ MAX_PARTS = 256
 _HELD_BY_US = 2
 """References to a container that only its ``_Container`` has: its own, and the argument of ``getrefcount``."""
 
-Signature = tuple[type[nn.Module], tuple[tuple[str, torch.Size], ...]]
+Signature = tuple[type[nn.Module], tuple[tuple[str, torch.Size | None], ...]]
 """Of a module: its class, and names and shapes of its parameters."""
 
 
@@ -200,7 +200,15 @@ def _like_modules(
 
 
 def _signature(module: nn.Module) -> Signature:
-    return type(module), tuple((clean_name(name), param.shape) for name, param in module.named_parameters())
+    return type(module), tuple((clean_name(name), _shape(param)) for name, param in module.named_parameters())
+
+
+def _shape(x: Tensor) -> torch.Size | None:
+    """None of what has no shape: the parameters of lazy modules before their first call, nested tensors."""
+    try:
+        return x.shape
+    except RuntimeError:
+        return None
 
 
 def _prefix_of(inner: nn.Module, part: nn.Module) -> str:
@@ -216,7 +224,7 @@ def _like_containers(
     if len(trained) < 2:
         return
     orders = [trained] if len(trained) == len(params) else [trained, list(params)]
-    shapes_by_size = {len(order): (order, [params[name].shape for name in order]) for order in orders}
+    shapes_by_size = {len(order): (order, [_shape(params[name]) for name in order]) for order in orders}
     for values in containers:
         is_dict = issubclass(type(values), dict)
         first = next(iter(dict.values(values) if is_dict else list.__iter__(values)), None)
@@ -226,7 +234,9 @@ def _like_containers(
         if not keys and (size := _num(values)) in shapes_by_size:
             order, shapes = shapes_by_size[size]
             tensors = list(dict.values(values) if is_dict else list.__iter__(values))
-            if all(issubclass(type(x), Tensor) and x.shape == shape for x, shape in zip(tensors, shapes, strict=True)):
+            if all(
+                issubclass(type(x), Tensor) and _shape(x) == shape for x, shape in zip(tensors, shapes, strict=True)
+            ):
                 keys = dict(zip(order, dict.keys(values) if is_dict else itertools.count(), strict=False))
         container = _Container(values)
         tensors_by_name = {name: container.tensor(key) for name, key in keys.items()}
@@ -245,7 +255,7 @@ def _keys_by_name(values: dict[Any, Any], params: Mapping[str, Tensor], trained:
     keys = {
         name: keys[name]
         for name, param in params.items()
-        if name in keys and issubclass(type(x := dict.get(values, keys[name])), Tensor) and x.shape == param.shape
+        if name in keys and issubclass(type(x := dict.get(values, keys[name])), Tensor) and _shape(x) == _shape(param)
     }
     return keys if 2 * sum(name in keys for name in trained) >= len(trained) else {}
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from trueline.capture.model import patches
 from trueline.capture.model.contents import MAX_DEPTH, elements
 from trueline.capture.probes.base import FactProbe, Moment, Step
-from trueline.capture.probes.drawn_indices import drawn_indices
+from trueline.capture.probes.drawn_indices import drawn_indices, length_of
 from trueline.capture.probes.loader_order import declared_shuffle, order_state, samplers_of, splits_processes
 from trueline.capture.probes.loader_workers import copied_generators, seeds_workers_alike, workers_draw
 from trueline.tensor.memory import bits_of
@@ -157,8 +157,8 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
         "stream": isinstance(dataset, IterableDataset),
         "rows_digest": rows_digest(dataset),
     }
-    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):
-        facts["dataset_len"] = len(dataset)  # type: ignore[arg-type]
+    if not isinstance(dataset, IterableDataset) and (length := length_of(dataset)):
+        facts["dataset_len"] = length
     # without automatic batching the sampler itself may yield batches
     together = getattr(loader.batch_sampler, "batch_size", None) if loader.batch_size is None else loader.batch_size
     if isinstance(together, int):
@@ -218,9 +218,7 @@ def _rows(dataset: Any) -> Any:
         return dataset.tensors[0]
     if type(dataset) in (list, tuple, np.ndarray, torch.Tensor):
         return dataset
-    if not hasattr(dataset, "__len__"):
-        return None
-    length = len(dataset)
+    length = length_of(dataset)
     attributes = getattr(dataset, "__dict__", {})
     for value in attributes.values():
         if type(value) in (list, tuple, np.ndarray, torch.Tensor) and len(value) == length > 0:

@@ -37,10 +37,15 @@ MAX_BITMAP = 1 << 14
 class IndexPass:
     """One pass: how many indices were ``drawn``, how often each, and the first of them; whether it came to its end."""
 
-    counts: NDArray[np.uint8]
+    counts: NDArray[np.uint8] | None
     drawn: int = 0
     head: list[int] = field(default_factory=list[int])
     ended: bool = False
+    different: int = 0
+
+    def end(self) -> None:
+        """It draws no more: of the counts only their number is needed from here on."""
+        self.different, self.ended, self.counts = self._different(), True, None
 
     def facts(self) -> dict[str, Any]:
         """As of ``RankEnv.data``: ``order`` is a digest of the first indices, '' where these are too few."""
@@ -48,10 +53,13 @@ class IndexPass:
         is_known = len(head) == HEAD or (self.ended and len(head) >= FEWEST)
         return {
             "drawn": self.drawn,
-            "different": int(np.count_nonzero(self.counts)),
+            "different": self._different(),
             "ended": self.ended,
             "order": xxhash.xxh3_64_hexdigest(head.tobytes()) if is_known else "",
         }
+
+    def _different(self) -> int:
+        return self.different if self.counts is None else int(np.count_nonzero(self.counts))
 
 
 class DataSetIndices:
@@ -87,15 +95,22 @@ class DataSetIndices:
     def add(self, index_pass: IndexPass, index: Any) -> None:
         """Count what a sampler has returned: an index or a list of them; of anything else nothing is known."""
         indices = [index] if isinstance(index, int) else index
-        if not isinstance(indices, (list, tuple)) or not isinstance(indices[0], (int, np.integer)):
+        if isinstance(indices, (list, tuple)) and not indices:
+            return
+        counts = index_pass.counts
+        if counts is None or not isinstance(indices, (list, tuple)) or not isinstance(indices[0], (int, np.integer)):
             self.is_known = False
             return
-        batch = np.asarray(indices)
+        try:
+            batch = np.asarray(indices)
+        except (TypeError, ValueError):  # of several kinds
+            self.is_known = False
+            return
         if batch.ndim != 1 or batch.dtype.kind not in "iu" or batch.min() < 0 or batch.max() >= self.length:
             self.is_known = False
             return
         # beyond 255 it does not matter how often
-        np.add.at(index_pass.counts, batch[index_pass.counts[batch] < 255], 1)
+        np.add.at(counts, batch[counts[batch] < 255], 1)
         self._all[batch] = True
         index_pass.drawn += len(batch)
         if len(index_pass.head) < HEAD:
@@ -173,7 +188,7 @@ class _Indices:
     def _begun(self, iterator: Any, sampler: Any) -> _Going:
         dataset, going = iterator._dataset, (sampler, None, None)
         self._pass_of[iterator] = going
-        length = 0 if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") else len(dataset)
+        length = 0 if isinstance(dataset, IterableDataset) else length_of(dataset)
         if not 0 < length <= MAX_LENGTH:
             return going
         indices = self._datasets.get(id(dataset))
@@ -187,7 +202,15 @@ class _Indices:
     def _ended(self, iterator: Any) -> None:
         going = self._pass_of.pop(iterator, None)
         if going is not None and going[0] is iterator._sampler_iter and going[2] is not None:
-            going[2].ended = True
+            going[2].end()
+
+
+def length_of(dataset: Any) -> int:
+    """Samples of a data set; 0 of one that does not tell."""
+    try:
+        return len(dataset)
+    except Exception:  # none is defined, or raises: torch never asks where the sampler is the user's
+        return 0
 
 
 drawn_indices = _Indices()

@@ -71,10 +71,9 @@ class AliasProbe:
 
     def _at_load(self, module: nn.Module, state_dict: Any = None, *args: Any, **kwargs: Any) -> None:
         """Called before each load, of any module."""
-        if id(module) not in self._inner_ids or not isinstance(state_dict, Mapping):
-            return
-        with self._guard(self.name):
-            self._num_loads += _is_own(module, state_dict)
+        if id(module) in self._inner_ids:
+            with self._guard(self.name):
+                self._num_loads += issubclass(type(state_dict), Mapping) and _is_own(module, state_dict)
 
 
 def _is_own(module: nn.Module, state_dict: Mapping[Any, Any]) -> bool:

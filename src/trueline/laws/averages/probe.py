@@ -194,6 +194,9 @@ class AverageProbe:
         """Copies of the elements since the update before, just before the next one."""
         windows = self._windows if self._begun_at == step.number - (moment != "updated") else []
         if moment == "forward":
+            # in each step: what the job has let go of, or replaced, may be as large as the model
+            if self._copies:
+                self._copies = [copy for copy in self._copies if copy.is_alive]
             self._num_forwards += 1
             if self._num_forwards <= MAX_FORWARDS and step.age < EARLY:
                 for sample in windows:
@@ -244,14 +247,12 @@ class AverageProbe:
         self._open: _AverageSample | None = None
 
     def _search(self, step: Step) -> None:
-        """Seek copies when it is time, and let go of those that the job has let go of."""
+        """Seek copies when it is time."""
         if self._ages_ahead and step.age >= self._ages_ahead[0]:
             self._ages_ahead = [age for age in self._ages_ahead if age > step.age]
             self._copies = weight_copies(self._model, [average.average for average in self._declared])
             if self._copies:
                 self._ages_ahead = []
-        elif not all(copy.is_alive for copy in self._copies):
-            self._copies = [copy for copy in self._copies if copy.is_alive]
 
     def _first_glances(self, step: Step) -> list[tuple[int, _Glance, tuple[Tensor, Tensor]]]:
         glances: list[tuple[int, _Glance, tuple[Tensor, Tensor]]] = []
@@ -283,7 +284,9 @@ class AverageProbe:
     def _looked_at(self, step: Step) -> Iterator[tuple[int, Sequence[AveragedPair], dict[str, Any]]]:
         """Number, pairs and facts of declared averages, then of what is like one."""
         for number, average in enumerate(self._declared):
-            pairs = self._pairs_of(step.layout, average.average, average.model or self._model)
+            pairs = self._pairs_of(
+                step.layout, average.average, self._model if average.model is None else average.model
+            )
             yield number, pairs, {"name": average.name, "decay": average.decay, "found": False}
         for copy in self._copies:
             facts = {"name": copy.name or "the average", "decay": None, "found": True, "torchs": copy.is_torchs}

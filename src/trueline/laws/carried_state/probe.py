@@ -4,6 +4,7 @@ states in attributes of the model, or outputs of the model that it is called wit
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -122,7 +123,7 @@ def _in_attributes(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
         for key, value in list(attributes(module).items()):
             if key in _REGISTERED or key.endswith("_hooks"):
                 continue
-            inside = [value] if is_tensor(value) else list(elements(value))[:MAX_TENSORS]
+            inside = [value] if is_tensor(value) else list(itertools.islice(elements(value), MAX_TENSORS))
             for x in inside:
                 if is_tensor(x) and _is_plain(local(x)) and x.is_floating_point() and not x.requires_grad:
                     yield f"{owner}.{key}".lstrip("."), local(x)

@@ -15,7 +15,7 @@ from torch import nn
 
 import trueline
 from trueline.capture.job import job_facts
-from trueline.capture.job.configs_in_sight import configs_in_sight
+from trueline.capture.job.configs_in_sight import configs_in_sight, locals_of_job
 from trueline.capture.job.job_facts import collect_facts, modules_of, overflow, sources, tied_of
 from trueline.schema.errors import InputError
 
@@ -176,3 +176,15 @@ def test_every_installed_package_has_the_name_and_version_of_its_metadata():
     assert {(fields["Name"].lower().replace("_", "-"), fields["Version"]) for fields in described} >= set(
         job_facts.packages()
     )
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="f_locals is no copy there (PEP 667)")
+def test_a_look_that_ends_early_keeps_no_tensor_alive():
+    def look():
+        held = torch.zeros(3)
+        next(locals_of_job())
+        seen = weakref.ref(held)
+        del held
+        return seen()
+
+    assert look() is None

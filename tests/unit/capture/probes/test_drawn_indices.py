@@ -98,3 +98,42 @@ def test_torch_is_as_it_was_once_nobody_listens():
 def test_what_fails_in_it_never_reaches_the_training(monkeypatch):
     monkeypatch.setattr(drawn_indices.DataSetIndices, "add", lambda *args: 1 / 0)
     assert indices_of(DataLoader(DATA, 8)) is None
+
+
+@pytest.mark.parametrize(
+    ("batches", "known"),
+    [([[], [0, 1], [2]], True), ([[0, "a"]], False), ([[0, (1, 2)]], False), ([[-1, 3]], False)],
+)
+def test_a_strange_batch_ends_no_counting_but_its_own(batches, known, caplog):
+    class Plain(Noise):
+        def __getitem__(self, index):
+            return torch.zeros(2)
+
+    indices = indices_of(DataLoader(Plain(), batch_sampler=batches, collate_fn=len), epochs=1)
+    assert (indices["passes"][0]["drawn"] if indices else None) == (3 if known else None)
+    assert not caplog.records
+
+
+def test_a_data_set_that_has_no_length_is_none_to_fail_at(caplog):
+    class Unsized(Noise):
+        def __len__(self):
+            raise NotImplementedError
+
+    probe = EpochProbe()
+    try:
+        for _ in DataLoader(Unsized(), 2, sampler=[0, 1, 2, 3]):
+            probe.take("forward", dataclasses.replace(SAMPLED, facts={}))
+        assert probe.epoch == 0
+        assert "dataset_len" not in probe.facts
+    finally:
+        probe.detach()
+    assert not caplog.records
+
+
+def test_of_a_pass_at_its_end_only_numbers_are_kept():
+    indices = drawn_indices.DataSetIndices(DATA, 48)
+    index_pass = indices.begin()
+    indices.add(index_pass, [3, 4, 3])
+    index_pass.end()
+    assert index_pass.counts is None
+    assert index_pass.facts()["different"] == 2

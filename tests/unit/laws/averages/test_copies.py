@@ -259,3 +259,54 @@ def test_no_code_of_the_users_containers_runs(net):
     held = [Lazy(), LazyList(), Lazy(copies), LazyList(copies.values())]
     assert [copy.pairs[0].average() is copies["0.weight"] for copy in weight_copies(model)] == [True] * 3
     del held
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_lazy_modules_that_have_no_shapes_yet_are_passed_over(first):
+    class Lazy(nn.Sequential):
+        pass
+
+    def make():
+        return Lazy(nn.LazyLinear(23), nn.ReLU(), nn.LazyLinear(3))
+
+    model, uncalled = make(), make()
+    model(torch.randn(16, 6))
+    held = [*uncalled.parameters()] if first else dict(uncalled.named_parameters())
+    copies = [param.detach().clone() for param in model.parameters()]
+    assert [copy.pairs[0].average() is copies[0] for copy in weight_copies(model)] == [True]
+    del held
+
+
+def test_what_is_replaced_between_sampled_steps_is_let_go_of(tmp_path, net):
+    class Values(list):
+        """A list with weak references."""
+
+    model, refs, alive = net(), [], []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = Values(param.detach().clone() for param in model.parameters())
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 8}):
+        for _ in range(30):
+            loss = model(torch.randn(16, 6)).square().mean()
+            alive.append(sum(ref() is not None for ref in refs))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            refs.append(weakref.ref(average))
+            average = Values(param.detach().clone() for param in model.parameters())
+    assert max(alive) == 0
+
+
+def test_a_model_with_no_truth_can_be_declared(tmp_path):
+    class Bare(nn.Linear):
+        def __bool__(self):
+            raise AssertionError("asked")
+
+    model = Bare(6, 3)
+    average = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trueline.watch(model, optimizer, out=tmp_path / "run", averages=[(average, model, DECAY)]):
+        for _ in range(4):
+            model(torch.randn(16, 6)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert Run(tmp_path / "run").lists("average_values")

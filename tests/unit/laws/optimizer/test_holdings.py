@@ -1,5 +1,7 @@
 """updated-twice and decay-on-norms: what optimizers hold, at the steps that are followed from update to update."""
 
+import weakref
+
 import pytest
 import torch
 from tests.unit.asked import asked
@@ -175,3 +177,22 @@ def test_watching_leaves_a_training_as_it_is(tmp_path):
     plain = trained(None, both)
     watched = trained(tmp_path / "run", both)
     assert all(map(torch.equal, plain, watched))
+
+
+def test_an_optimizer_that_the_job_lets_go_of_is_not_kept(tmp_path):
+    model, critic = network(), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    optimizers = [optimizer, torch.optim.Adam(critic.parameters())]
+    gone = weakref.ref(optimizers[1])
+    alive = []
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 4}):
+        for step in range(8):
+            (model(torch.randn(8, 4)).square().mean() + critic(torch.randn(8, 4)).square().mean()).backward()
+            for trained_by in optimizers:
+                trained_by.step()
+                trained_by.zero_grad()
+            del trained_by
+            if step == 5:
+                optimizers.pop()
+            alive.append(gone() is not None)
+    assert alive == [True] * 5 + [False] * 3

@@ -12,6 +12,7 @@ from torch import nn
 import trueline
 from trueline.laws.restarts import restart_statistics
 from trueline.schema.errors import CannotTell
+from trueline.store.reader import Run
 
 STEPS = 6
 NAMES = ["Normalize", "mean", "var", "count"]
@@ -132,3 +133,16 @@ def test_jobs_of_one_start_and_without_statistics_cannot_be_told(tmp_path):
         restart_statistics.check(write_run(tmp_path / "one", {(0, 0): {}}))
     with pytest.raises(CannotTell, match="no running statistics"):
         restart_statistics.check(write_starts(tmp_path / "two", [(0, {(0, 0): {}}), (1, {(1, 0): {}})]))
+
+
+def test_a_proxy_beside_the_statistics_is_not_asked_what_it_is(tmp_path):
+    class Proxy:
+        @property
+        def __class__(self):
+            raise RuntimeError("asked")
+
+    normalize = Normalize(in_dict=False)
+    normalize.mean_of_task, normalize.num_of_task = Proxy(), Proxy()
+    watched(tmp_path / "run", nn.Linear(4, 2), normalize)
+    facts = [json.loads(text) for _, text in Run(tmp_path / "run").texts("running_facts").items()]
+    assert NAMES in facts[0]

@@ -28,16 +28,16 @@ FIRST, FACTOR = 2, 8
 @dataclass
 class _Followed:
     """The updates of one step, and of the next. ``gradients`` has by parameter its gradient, how often that was written
-    to, after how many backward passes, and the optimizer that used it last. ``uncleared`` has those that nobody but
-    backward passes has written to since, how often, and whether one has; ``kept`` are the names of such parameters that
-    the next update uses, and ``again`` the optimizers that have come to it.
+    to, after how many backward passes, and identity and class of the optimizer that used it last. ``uncleared`` has
+    those that nobody but backward passes has written to since, how often, and whether one has; ``kept`` are the names
+    of such parameters that the next update uses, and ``again`` the optimizers that have come to it.
     """
 
     step: int
     layout: Layout
-    optimizers: dict[int, Optimizer] = field(default_factory=dict[int, Optimizer])
-    gradients: dict[int, tuple[weakref.ref[Tensor], int, int, Optimizer]] = field(
-        default_factory=dict[int, "tuple[weakref.ref[Tensor], int, int, Optimizer]"]
+    optimizers: dict[int, weakref.ref[Optimizer]] = field(default_factory=dict[int, "weakref.ref[Optimizer]"])
+    gradients: dict[int, tuple[weakref.ref[Tensor], int, int, int, str]] = field(
+        default_factory=dict[int, "tuple[weakref.ref[Tensor], int, int, int, str]"]
     )
     uncleared: dict[int, tuple[weakref.ref[Tensor], int, bool]] = field(
         default_factory=dict[int, "tuple[weakref.ref[Tensor], int, bool]"]
@@ -52,7 +52,7 @@ class _Followed:
     @property
     def first(self) -> Optimizer | None:
         """The optimizer whose next update is that of the next step."""
-        return next(iter(self.optimizers.values()), None)
+        return next((optimizer for ref in self.optimizers.values() if (optimizer := ref()) is not None), None)
 
 
 class HoldingProbe:
@@ -146,7 +146,9 @@ class HoldingProbe:
         followed = self._followed
         if followed is None:
             return
-        followed.optimizers.setdefault(id(optimizer), optimizer)
+        # states may be twice as large as the model: what the job lets go of is not kept until the next look
+        followed.optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
+        kind = type(optimizer).__name__
         index_of, names = followed.layout.index_of, followed.layout.names
         for group in optimizer.param_groups:
             for param in group["params"]:
@@ -155,10 +157,10 @@ class HoldingProbe:
                     continue
                 last = followed.gradients.get(index)
                 now = (grad._version, followed.num_backward)
-                if last is not None and last[0]() is grad and last[1:3] == now and last[3] is not optimizer:
+                if last is not None and last[0]() is grad and last[1:3] == now and last[3] != id(optimizer):
                     followed.shared[names[index]] = None
-                    followed.by |= {type(last[3]).__name__: None, type(optimizer).__name__: None}
-                followed.gradients[index] = weakref.ref(grad), *now, optimizer
+                    followed.by |= {last[4]: None, kind: None}
+                followed.gradients[index] = weakref.ref(grad), *now, id(optimizer), kind
                 if len(followed.uncleared) < MAX_NAMES:
                     followed.uncleared[index] = weakref.ref(grad), grad._version, False
 
@@ -181,7 +183,11 @@ class HoldingProbe:
         shared = list(followed.shared)
         return Holdings(
             step=followed.step,
-            updates=tuple(_update_of(optimizer, followed.layout, norms) for optimizer in followed.optimizers.values()),
+            updates=tuple(
+                _update_of(optimizer, followed.layout, norms)
+                for ref in followed.optimizers.values()
+                if (optimizer := ref()) is not None
+            ),
             shared=tuple(shared[:MAX_NAMES]),
             num_shared=len(shared),
             by=tuple(followed.by),

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trueline.capture.model.contents import is_tensor
 from trueline.capture.model.layout import unwrap
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import tensors_inside
@@ -79,7 +80,7 @@ class RunningProbe:
         counts = [_count(statistics) for statistics in self._followed or ()]
         if any(isinstance(count, Tensor) and count.device.type != "cpu" for count in counts):
             device = step.layout.device
-            rows = [torch.as_tensor(count, dtype=torch.float64).to(device).reshape(()) for count in counts]
+            rows = [_on(device, count) for count in counts]
             return columns | {"running_counts": torch.stack(rows)}
         return columns | ({"running_counts": [float(count) for count in counts]} if counts else {})
 
@@ -146,7 +147,7 @@ def _fits(value: Any, shapes: set[tuple[int, ...]]) -> bool:
     """True for an array of more than one float that has one of ``shapes``, or stands for its last dimensions."""
     if type(value) is np.ndarray:
         is_float = value.dtype.kind == "f"
-    elif isinstance(value, Tensor):
+    elif is_tensor(value):
         is_float = value.is_floating_point()
     else:
         return False
@@ -159,15 +160,24 @@ def _fits(value: Any, shapes: set[tuple[int, ...]]) -> bool:
 def _is_count(name: str, value: Any) -> bool:
     lowered = name.lower()
     is_named = lowered in _SHORT_COUNTS or any(word in lowered for word in _COUNTS)
-    if not is_named or isinstance(value, bool):
+    # by the class itself: a proxy answers isinstance by code of its own
+    kind = type(value)
+    if not is_named or kind is bool:
         return False
-    if isinstance(value, (int, float, np.integer, np.floating)):
+    if issubclass(kind, (int, float, np.integer, np.floating)):
         return True
-    return isinstance(value, (np.ndarray, Tensor)) and len(value.shape) <= 1 and _size(value) == 1
+    return issubclass(kind, (np.ndarray, Tensor)) and len(value.shape) <= 1 and _size(value) == 1
 
 
 def _size(value: Any) -> int:
-    return value.numel() if isinstance(value, Tensor) else int(value.size)
+    return value.numel() if is_tensor(value) else int(value.size)
+
+
+def _on(device: torch.device, count: Any) -> Tensor:
+    """Float64 [] of a count on ``device``. One in host memory is filled in: to copy it there would wait."""
+    if is_tensor(count) and count.device.type != "cpu":
+        return count.to(device, torch.float64)
+    return torch.full((), float(count), dtype=torch.float64, device=device)
 
 
 def _count(statistics: _Statistics) -> Any:
@@ -176,7 +186,7 @@ def _count(statistics: _Statistics) -> Any:
     count = None if holder is None else _attributes(holder).get(statistics.count)
     if count is None or not _is_count(statistics.count, count):
         return float("nan")
-    if isinstance(count, Tensor):
+    if is_tensor(count):
         return count.detach().reshape(())
     return float(np.asarray(count).reshape(()))
 
