@@ -32,7 +32,15 @@ def shared(ctx: EntryContext, faulty: bool) -> nn.Module:
     def both(step: int) -> None:
         encoder.step()
 
-    return fit(ctx, Regression(), model, optimizer=rest, steps=STEPS, after_backward=both)
+    return fit(
+        ctx,
+        Regression(),
+        model,
+        optimizer=rest,
+        steps=STEPS,
+        after_backward=both,
+        after_step=lambda step: encoder.zero_grad(),
+    )
 
 
 def decayed(ctx: EntryContext, faulty: bool) -> nn.Module:

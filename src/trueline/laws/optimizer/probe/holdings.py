@@ -134,15 +134,18 @@ class HoldingProbe:
         with self._guard(self.name):
             if id(optimizer) in followed.optimizers and (followed.again or optimizer is followed.first):
                 self._note_kept(optimizer)
+                self._note(optimizer, first=False)
             elif not followed.again:
                 self._note(optimizer)
+            if len(followed.again) == len(followed.optimizers):
+                self._switch.set(False)
 
     def _after_update(self, *args: Any, **kwargs: Any) -> None:
         if self._followed is not None:
             self._followed.depth = max(self._followed.depth - 1, 0)
 
-    def _note(self, optimizer: Optimizer) -> None:
-        """The gradients that ``optimizer`` is about to use."""
+    def _note(self, optimizer: Optimizer, *, first: bool = True) -> None:
+        """The gradients that ``optimizer`` is about to use, for the ``first`` time or once more."""
         followed = self._followed
         if followed is None:
             return
@@ -161,7 +164,7 @@ class HoldingProbe:
                     followed.shared[names[index]] = None
                     followed.by |= {last[4]: None, kind: None}
                 followed.gradients[index] = weakref.ref(grad), *now, id(optimizer), kind
-                if len(followed.uncleared) < MAX_NAMES:
+                if first and len(followed.uncleared) < MAX_NAMES:
                     followed.uncleared[index] = weakref.ref(grad), grad._version, False
 
     def _note_kept(self, optimizer: Optimizer) -> None:
@@ -175,8 +178,6 @@ class HoldingProbe:
             param = followed.layout.params[index]
             if added and id(param) in held and _writes(param, ref) == writes:
                 followed.kept[followed.layout.names[index]] = None
-        if len(followed.again) == len(followed.optimizers):
-            self._switch.set(False)
 
     def _holdings(self, followed: _Followed) -> Holdings:
         norms = _norm_weights(self._model)
