@@ -42,6 +42,9 @@ with accelerator.accumulate(model):
 Right:
 
 ```python
+with accelerator.accumulate(model):
+    ...
+    optimizer.step()
     if accelerator.sync_gradients:
         average.update_parameters(model)
 ```

@@ -66,7 +66,7 @@ class CarriedStateProbe:
         self._looks, self._states, self._outputs = False, {}, []
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        """``carried_state``; absent where the step is computed from nothing that the one before left."""
+        """``carried_state``; empty where the step is computed from nothing that the one before left."""
         if moment == "batch":
             if self._looks and not self._states:
                 self._seek(step)
@@ -83,7 +83,7 @@ class CarriedStateProbe:
                 for address, (state, x) in states.items()
                 if address in self._reached and (state.is_argument or id(x) not in now)
             ]
-            return {"carried_state": states_text(carried[:MAX_STATES])} if carried else {}
+            return {"carried_state": states_text(carried[:MAX_STATES])}
         return {}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:

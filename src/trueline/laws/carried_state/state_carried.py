@@ -72,8 +72,11 @@ SHUFFLING = ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
 
 def check(run: Run) -> list[Finding]:
     """A Finding on states that go from batch to batch; raises ``CannotTell`` where nobody knows how samples come."""
+    texts = run.texts("carried_state")
+    if not texts:
+        raise CannotTell("no forward pass was looked at for what the batch before has left", reason="not-recorded")
     states: dict[tuple[CarriedState, int], list[int]] = {}
-    for (step, rank), text in sorted(run.texts("carried_state").items()):
+    for (step, rank), text in sorted(texts.items()):
         for state in carried_states(text):
             states.setdefault((state, rank), []).append(step)
     states = {key: steps for key, steps in states.items() if len(steps) >= LOOKS}

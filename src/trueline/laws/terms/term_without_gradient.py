@@ -70,6 +70,8 @@ ROUNDINGS = 64
 
 def check(run: Run) -> list[Finding]:
     """A Finding on the first rank that has such a term; raises ``CannotTell`` where its value is not known."""
+    if not run.has("loss_terms"):
+        raise CannotTell("no graph of a loss was looked at", reason="not-recorded")
     first_terms: defaultdict[int, dict[int, ConstantTerm]] = defaultdict(dict)
     for (step, rank), row in sorted(run.lists("constant_terms").items(), key=lambda pair: pair[0]):
         if terms := ConstantTerm.from_row(row.tolist()):

@@ -577,12 +577,6 @@ ALL = (0, 1, 2, 3)
             "loss-is-constant",
             "part-never-trained",
         ),
-        (
-            [finding("grad-spike", ALL, kind=["within-start"]), finding("loss-spike", ALL, kind=["within-start"])],
-            "states-in-16-bits",
-            "states-in-16-bits",
-            "step-unstable",
-        ),
         ([finding("grad-vanishes", ALL)], "scaler-leaves-out-many", "loss-scale-has-fallen", "layer-cut-off"),
     ],
 )
@@ -606,11 +600,6 @@ def test_a_cause_that_rests_on_a_fact_is_not_named_where_the_run_does_not_tell_i
 def test_weights_in_16_bits_lose_updates_whatever_the_rate():
     said = among_facts(finding("update-lost", ALL), marks=["rate-tiny", "weights-in-16-bits"])
     assert said.cause == "updates-lost-in-rounding"
-
-
-def test_a_jump_of_one_rank_is_not_of_the_optimizers_moments():
-    jump = finding("loss-spike", (2,), kind=["within-start"])
-    assert among_facts(jump, marks=["states-in-16-bits"]).cause != "states-in-16-bits"
 
 
 @pytest.mark.parametrize(("is_constant", "cause"), [(True, "loss-is-constant"), (False, "part-never-trained")])
