@@ -19,7 +19,7 @@ from gallery.entry_context import EntryContext
 from gallery.families import RESTARTS
 from gallery.problems import Regression
 from gallery.training import STEPS, adamw, batches_of, fit
-from gallery.witness import trains_differently
+from gallery.witness import keeps_differently, trains_differently
 
 AGAIN = STEPS // 2
 
@@ -111,5 +111,7 @@ ENTRIES = (
         "running statistics are not loaded where the job is started again",
         no_buffers,
         must_find=("restart-statistics",),
+        shows=keeps_differently,
+        causes=("statistics-not-saved",),
     ),
 )

@@ -66,6 +66,7 @@ from trueline.schema.site import Site
 from trueline.store.reader import Run
 
 CODE = "received-differs"
+QUESTION = "replicas"
 NEEDS = ("sent", "received")
 MAX_SHIFT = 16
 """Transfers by which the two sides may count apart: watching begins within one step on both."""
