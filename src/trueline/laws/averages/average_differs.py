@@ -379,7 +379,9 @@ def _finding(
     steps = sorted({averaging.step for averaging, _ in affected})
     ranks = tuple(sorted({averaging.rank for averaging, _ in affected}))
     among = sorted({averaging.step for averaging in history})
-    average = f"The average {history[0].name}" if history[0].name != "the average" else "The average"
+    # What nobody declared may be the weights of an engine, which follow the model at once.
+    noun = "copy of the weights" if history[0].is_undeclared and not history[0].is_torchs else "average"
+    average = f"The {noun} {history[0].name}" if history[0].name != "the average" else f"The {noun}"
     location = f"on {ranks_text(ranks)} at {steps_text(steps, among=among)}"
     tensors, decay = named_some(names), history[0].decay
     dtypes = named_some(sorted({piece.dtype for _, pieces in affected for piece in pieces}))
