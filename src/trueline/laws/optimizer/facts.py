@@ -18,6 +18,9 @@ from trueline.schema.text.words import counted, listed
 from trueline.store.reader import Run
 
 SHORT = ("bfloat16", "float16")
+CYCLED = ("momentum", "betas")
+FEW = 2
+"""Values that a setting has which somebody changed once."""
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """Settings that a schedule changes, of which the line of the learning rate tells."""
 
@@ -91,15 +94,22 @@ def changed_settings(run: Run) -> tuple[str, Any] | None:
     """Settings of the optimizer, but for rates, that are others at a later update, with the first such step."""
     changes: dict[str, dict[str, Any]] = {}
     first: dict[str, Mapping[str, Any]] = {}
+    numbers = defaultdict[str, set[str]](set)
     for sample in _slices(run):
         settings = first.setdefault(sample.name, sample.settings)
         for name in settings.keys() & sample.settings.keys():
+            numbers[name].add(str(sample.settings[name]))
             if name not in RATES and name not in changes and settings[name] != sample.settings[name]:
                 changes[name] = {"step": sample.step, "before": settings[name], "after": sample.settings[name]}
     if not changes:
         return None
+    for name, change in changes.items():
+        # OneCycleLR and CyclicLR move momentum, or the first of betas, at each update.
+        change["scheduled"] = name in CYCLED and len(numbers[name]) > FEW
     words = [
-        f"{name} from {change['before']} to {change['after']} by step {change['step']}"
+        f"{name} with a schedule"
+        if change["scheduled"]
+        else f"{name} from {change['before']} to {change['after']} by step {change['step']}"
         for name, change in sorted(changes.items())
     ]
     return f"settings of the optimizer changed: {listed(words)}", changes
@@ -156,6 +166,6 @@ SUBJECTS = (
         "update",
         "settings of the optimizer that change",
         changed_settings,
-        (Mark("settings-changed", lambda value: bool(value)),),
+        (Mark("settings-changed", lambda value: not all(change.get("scheduled") for change in value.values())),),
     ),
 )

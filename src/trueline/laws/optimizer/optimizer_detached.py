@@ -97,7 +97,7 @@ def _finding(run: Run, unheld: Sequence[UnheldParams]) -> Finding:
         f"were at {steps}."
         if whole
         else f"{listed(optimizers)} {'do' if len(optimizers) > 1 else 'does'} not hold {named_some(names)} on "
-        f"{ranks_text(ranks)}, {description}: with gradients, nothing of that changes at {steps}.",
+        f"{ranks_text(ranks)}, {description}. They have gradients, and do not change at {steps}.",
         ranks=ranks,
         step_first=first,
         step_last=last,
@@ -143,8 +143,9 @@ _SIGNS: Mapping[str, tuple[str, str]] = {
         "Give every parameter that is to train a group: end the tests of names with an else.",
     ),
     "last": (
-        "the end of a model that it holds most of",
-        "Make the optimizer from all parameters that are to train; set requires_grad to False for what is not.",
+        "the last part of a model of which it holds the rest",
+        "Make the optimizer after layers are added or replaced, from all parameters that are to train; set "
+        "requires_grad to False for what is not.",
     ),
 }
 """By the sign that parameters were to train: it in words, and advice."""

@@ -51,3 +51,20 @@ def test_the_size_of_an_update_is_its_share_of_the_weights(tmp_path):
     (fact,) = [fact for fact in read_facts(tmp_path / "run").facts if fact.name == "update-over-weight"]
     assert list(fact.value["parts"].values()) == pytest.approx([0.01] * len(fact.value["parts"]), rel=1e-5)
     assert fact.value["updates"] == 12
+
+
+def test_momentum_that_moves_with_the_rate_is_no_mark(tmp_path):
+    """OneCycleLR moves the first of the betas at each update."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=20)
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 1}):
+        for _ in range(12):
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    (fact,) = (fact for fact in trueline.facts(tmp_path / "run").facts if fact.name == "settings-changed")
+    assert fact.text == "settings of the optimizer changed: betas with a schedule"
+    assert fact.marks == {}
