@@ -94,6 +94,9 @@ class EpochProbe(FactProbe):
         if last is not None:
             # the iterator of a `for` goes as it ends; that of the batches that are trained on is still there
             going = [pair for pair in self._open if pair[0]() is not None]
+            # a framework may begin the training's before an evaluation that it leaves half way
+            latest = drawn_indices.latest
+            going = [pair for pair in going if pair[0]() is latest] or going
             self._iterator, loader = going[-1] if going else (None, last)
             self._open = []
             self._dataset = id(loader.dataset)

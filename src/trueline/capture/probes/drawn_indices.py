@@ -139,6 +139,7 @@ class _Indices:
         self._datasets: dict[int, DataSetIndices] = {}
         self._pass_of: weakref.WeakKeyDictionary[Any, _Going]
         self._pass_of = weakref.WeakKeyDictionary()
+        self._latest: weakref.ref[Any] | None = None
         self._patch = Patch(_BaseDataLoaderIter, "_next_index", calling(self._next_index))
 
     def listen(self, listener: Any) -> None:
@@ -152,6 +153,11 @@ class _Indices:
         if not self._listeners:
             self._patch.remove()
             self._datasets.clear()
+
+    @property
+    def latest(self) -> Any:
+        """The iterator of a DataLoader that drew last; None where it is gone."""
+        return None if self._latest is None else self._latest()
 
     def of(self, dataset_id: int) -> DataSetIndices | None:
         """Those of a data set, by its ``id``."""
@@ -177,6 +183,7 @@ class _Indices:
             self._datasets.clear()
 
     def _drew(self, iterator: Any, index: Any) -> None:
+        self._latest = weakref.ref(iterator)
         going = self._pass_of.get(iterator)
         sampler = iterator._sampler_iter  # another one in each pass of an iterator that lives on
         if going is None or going[0] is not sampler:

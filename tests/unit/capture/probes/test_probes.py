@@ -197,6 +197,20 @@ def test_the_training_loader_is_the_one_whose_batches_are_still_to_come():
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_evaluation_that_was_left_half_way_is_not_what_is_trained_on(num_workers):
+    """Lightning makes the iterator of the training before that of its sanity check, and keeps both."""
+    probe = EpochProbe()
+    batches = iter(DataLoader(TensorDataset(torch.arange(12)), num_workers=num_workers))
+    evaluation = iter(DataLoader(TensorDataset(torch.arange(6)), num_workers=num_workers))
+    next(evaluation)
+    next(batches)
+    probe.at_training_step()
+    probe.detach()
+    assert probe.facts["dataset_len"] == 12
+    del evaluation
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_of_the_pass_over_the_training_data_are_counted(num_workers):
     probe = EpochProbe()
     loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=2, num_workers=num_workers)
