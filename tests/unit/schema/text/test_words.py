@@ -22,6 +22,7 @@ PLURAL = re.compile(r" (?:other |equal |recorded |such )?([a-z]+[a-rt-z]s)\b")
 
 
 MANY = {
+    "judge/facts/model.py len(names) names",
     "laws/initial_values/init_differs.py first.num_peers other layers",
     "trials/repeat/repeat.py num_repeats repeats",
     "laws/rollouts/policy_lag.py len(rows) sequences",
