@@ -74,6 +74,9 @@ def check(run: Run) -> list[Finding]:
     facts = run.texts("update_facts")
     if not facts:
         raise CannotTell("no update of an optimizer was sampled")
+    # Without either nobody looked at gradients: that there is none says nothing.
+    if not (run.has("grad_norm") or run.has("passes_begun")):
+        raise CannotTell("no gradient and no backward pass was looked at")
     updates: defaultdict[int, list[int]] = defaultdict(list)
     for step, rank in sorted(facts):
         updates[rank].append(step)

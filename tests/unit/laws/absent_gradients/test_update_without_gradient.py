@@ -64,3 +64,11 @@ def test_is_silent_where_parameters_change(tmp_path):
 def test_cannot_tell_without_a_sampled_update(tmp_path):
     with pytest.raises(CannotTell, match="no update of an optimizer was sampled"):
         update_without_gradient.check(write_run(tmp_path, healthy_rows(1, 4)))
+
+
+def test_cannot_tell_where_nobody_looked_at_gradients(tmp_path):
+    rows = updates(1, 6, cleared=lambda step, rank: True)
+    for row in rows.values():
+        row["passes_begun"] = None
+    with pytest.raises(CannotTell, match="no gradient and no backward pass was looked at"):
+        update_without_gradient.check(write_run(tmp_path, rows))
