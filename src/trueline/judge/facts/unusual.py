@@ -15,21 +15,23 @@ def unusual_findings(facts: TrainingFacts, findings: Collection[Finding] = ()) -
     """A finding of severity confirm for each mark that the table of base rates has as unusual, but for those that one
     of ``findings`` or another mark says already. Of several marks of one sentence the rarest is said.
     """
-    said = {mark for finding in findings if finding.severity != "info" for mark in facts_of(finding.code).says}
-    unusual = [(fact, _by_sentence(fact, said)) for fact in facts.facts]
+    by_findings = {mark for finding in findings if finding.severity != "info" for mark in facts_of(finding.code).says}
+    unusual = [(fact, _by_sentence(fact, by_findings)) for fact in facts.facts]
     names = {name for _, rates in unusual for name in rates}
-    said = {mark.name for subject in all_subjects() for mark in subject.marks if not names.isdisjoint(mark.said_by)}
-    return [_finding(fact, name, rate) for fact, rates in unusual for name, rate in rates.items() if name not in said]
+    by_marks = {mark.name for subject in all_subjects() for mark in subject.marks if not names.isdisjoint(mark.said_by)}
+    return [
+        _finding(fact, name, rate) for fact, rates in unusual for name, rate in rates.items() if name not in by_marks
+    ]
 
 
-def _by_sentence(fact: Fact, said: Collection[str]) -> Mapping[str, BaseRate]:
-    """Of each sentence of the unusual marks of ``fact`` the rarest one, where none of its marks is ``said``."""
+def _by_sentence(fact: Fact, silent: Collection[str]) -> Mapping[str, BaseRate]:
+    """Of each sentence of the unusual marks of ``fact`` the rarest one, where none of its marks is among ``silent``."""
     by_sentence: dict[str, dict[str, BaseRate]] = {}
     for name, rate in fact.unusual.items():
         by_sentence.setdefault(fact.marks[name], {})[name] = rate
     rarest: dict[str, BaseRate] = {}
     for rates in by_sentence.values():
-        if rates.keys().isdisjoint(said):
+        if rates.keys().isdisjoint(silent):
             name = min(rates, key=lambda name: rates[name].share)
             rarest[name] = rates[name]
     return rarest

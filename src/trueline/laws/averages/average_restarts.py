@@ -79,7 +79,7 @@ def check(run: Run) -> list[Finding]:
     for before, after in pairs:
         if after.begins_equal and not _begins_with_others(run, after):
             by_start.setdefault((after.start, after.name), []).append((before, after))
-    return [_finding(run, again) for again in by_start.values()]
+    return [_finding(run, pairs) for pairs in by_start.values()]
 
 
 def _next_start(run: Run, start: int) -> int | None:
@@ -88,14 +88,14 @@ def _next_start(run: Run, start: int) -> int | None:
 
 def _begins_with_others(run: Run, copy: CopyOfWeights) -> bool:
     """True if the weights at the start are not those that the start before had left, as far as both are known."""
-    left = run.lists("closing_digests", steps=[copy.start - 1]).get((copy.start - 1, copy.rank))
-    taken = run.lists("param_digests", steps=[copy.start]).get((copy.start, copy.rank))
-    return left is not None and taken is not None and left.tolist() != taken.tolist()
+    saved = run.lists("closing_digests", steps=[copy.start - 1]).get((copy.start - 1, copy.rank))
+    loaded = run.lists("param_digests", steps=[copy.start]).get((copy.start, copy.rank))
+    return saved is not None and loaded is not None and saved.tolist() != loaded.tolist()
 
 
-def _finding(run: Run, again: list[tuple[CopyOfWeights, CopyOfWeights]]) -> Finding:
-    before, after = again[0]
-    ranks = tuple(sorted({copy.rank for _, copy in again}))
+def _finding(run: Run, pairs: list[tuple[CopyOfWeights, CopyOfWeights]]) -> Finding:
+    before, after = pairs[0]
+    ranks = tuple(sorted({copy.rank for _, copy in pairs}))
     average = "The average of the weights" if after.name == "the average" else f"The average {after.name}"
     return Finding(
         code=CODE,
@@ -106,7 +106,7 @@ def _finding(run: Run, again: list[tuple[CopyOfWeights, CopyOfWeights]]) -> Find
         ranks=ranks,
         step_first=after.start,
         step_last=after.start,
-        measured=float(len(again)),
+        measured=float(len(pairs)),
         expected=0.0,
         unit="ranks on which the average is equal to the weights at the start",
         false_alarm_rate=0.0,

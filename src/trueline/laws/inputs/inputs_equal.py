@@ -47,13 +47,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import combinations
 
-from trueline.judge.compared_ranks import data_parallel_ranks, sites_of
+from trueline.judge.compared_ranks import sites_of
 from trueline.laws.inputs.names import POSITIONS
-from trueline.laws.inputs.tensors import ByStep, tensors_of
+from trueline.laws.inputs.tensors import ByStep, looked_at
 from trueline.schema.columns.batch_features import TARGETS
 from trueline.schema.columns.influence import BESIDE
 from trueline.schema.columns.input_values import InputValue
-from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, ranks_text
 from trueline.store.reader import Run
@@ -67,8 +66,6 @@ MIN_STEPS = 8
 """Steps at which two inputs are looked at before anything is said of them."""
 CHANGING = 0.5
 """Share of the steps with content of their own, from which on inputs change."""
-MOST_RANKS = 32
-"""Ranks that are looked at: they run one program."""
 ATTENDED = ("query", "key", "value", "q", "k", "v", "src", "tgt")
 """Arguments of an attention, which may be one tensor."""
 
@@ -77,14 +74,8 @@ Pair = tuple[str, str]
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each pair; raises ``CannotTell`` where no inputs were seen, or at too few steps."""
-    ranks = data_parallel_ranks(run)[:MOST_RANKS]
-    tensors = {rank: tensors_of(run, rank) for rank in ranks}
-    if not any(tensors.values()):
-        raise CannotTell("no forward pass was seen whose inputs are tensors", reason="not-recorded")
-    if max(map(len, tensors.values())) < MIN_STEPS:
-        raise CannotTell(f"inputs were looked at in fewer than {MIN_STEPS} steps", reason="too-few-steps")
     steps_by_pair: defaultdict[Pair, dict[int, tuple[int, ...]]] = defaultdict(dict)
-    for rank, of_rank in tensors.items():
+    for rank, of_rank in looked_at(run, fewest=MIN_STEPS).items():
         for pair, steps in _equal_pairs(of_rank):
             steps_by_pair[pair][rank] = steps
     return [_finding(run, pair, steps) for pair, steps in steps_by_pair.items()]

@@ -56,12 +56,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trueline.judge.compared_ranks import data_parallel_ranks, sites_of
+from trueline.judge.compared_ranks import sites_of
 from trueline.laws.inputs.names import POSITIONS, TIMES
-from trueline.laws.inputs.tensors import by_shapes, tensors_of
+from trueline.laws.inputs.tensors import by_shapes, looked_at
 from trueline.schema.columns.influence import BESIDE
 from trueline.schema.columns.input_values import InputValue
-from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, ranks_text
 from trueline.store.reader import Run
@@ -78,8 +77,6 @@ CHANGING = 0.5
 TURNS = 1 / 3
 """Share of places that are above or below both neighbours, beyond which numbers are in no order. A random order has 2/3
 in the mean, and of 8 numbers no more than this with a probability of 7 %, of more with less (by going through all)."""
-MOST_RANKS = 32
-"""Ranks that are looked at: they run one program."""
 DRAWN = ("noise", "eps", "mask", "drop")
 """Words in the names of what is drawn for each sample."""
 NOT_DRAWN = ("attention", "attn", "pad", "causal", "loss_mask", "label")
@@ -95,14 +92,8 @@ class _Shared(NamedTuple):
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each argument; raises ``CannotTell`` where no inputs were seen, or at too few steps."""
-    ranks = data_parallel_ranks(run)[:MOST_RANKS]
-    tensors = {rank: tensors_of(run, rank) for rank in ranks}
-    if not any(tensors.values()):
-        raise CannotTell("no forward pass was seen whose inputs are tensors", reason="not-recorded")
-    if max(map(len, tensors.values())) < MIN_STEPS:
-        raise CannotTell(f"inputs were looked at in fewer than {MIN_STEPS} steps", reason="too-few-steps")
     shared: dict[str, dict[int, _Shared]] = {}
-    for rank, of_rank in tensors.items():
+    for rank, of_rank in looked_at(run, fewest=MIN_STEPS).items():
         for group in by_shapes(of_rank):
             for draw in _shared(group):
                 shared.setdefault(draw.name, {}).setdefault(rank, draw)
