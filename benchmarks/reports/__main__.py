@@ -1,6 +1,6 @@
 """Try what `trueline check` says of publicly reported faults that no training stops at, and rewrite README.md.
 
-    python -m benchmarks.reports [--half open|held | --set traincheck] [--only ID,…] [--out DIR] [--bare] [--page]
+    python -m benchmarks.reports [--half HALF | --set SET] [--only ID,…] [--out DIR] [--bare] [--page]
 
 Each report of log/ is a job of jobs/ and its repaired twin, both under ``trueline run --plan laws``. What was tried is
 kept in results/; the page is of all that is there. ``--bare`` watches nothing and says of each job whether it shows its
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.page import arguments, head
-from benchmarks.reports.catalogue import HALVES, PEER, PLACE, Report, catalogue, peer
+from benchmarks.reports.catalogue import HALVES, PLACE, SETS, Report, catalogue, peer
 from benchmarks.reports.table import page, unsaid
 from benchmarks.reports.trial import Programs, Screen, Tried, bare, tried
 
@@ -30,7 +30,7 @@ def main() -> None:
     """Try the chosen ones and write the page."""
     parser = arguments(__doc__, only="", out="")
     parser.add_argument("--half", choices=HALVES, help="those of one half; all if not given")
-    parser.add_argument("--set", choices=(PEER,), help="those of this set; none of a half")
+    parser.add_argument("--set", choices=SETS, help="those of this set; none of a half")
     parser.add_argument("--bare", action="store_true", help="watch nothing: does each job show its mechanism?")
     parser.add_argument("--page", action="store_true", help="run nothing; write the page of the results that there are")
     chosen = parser.parse_args()

@@ -14,6 +14,9 @@ PLACE = Path(__file__).parent
 HALVES = ("open", "held")
 PEER = "traincheck"
 """The set of reports that another tool was evaluated on. They are of no half: no digest chooses them."""
+SECOND = "second"
+"""The set of reports that were written down after the held half had been tried, and before what it missed was built."""
+SETS = (PEER, SECOND)
 PEER_REPORTS = tuple(
     f"traincheck-{name}"
     for name in (
@@ -50,7 +53,7 @@ class Report:
     shows: str = ""
     """What the faulty job prints and its twin does not, where nobody watches."""
     set: str = ""
-    """``PEER``, or '' for a report of a half."""
+    """One of ``SETS``, or '' for a report of a half."""
 
     @property
     def half(self) -> str:
@@ -94,7 +97,7 @@ def wrong(report: Report, *, place: Path = PLACE) -> Iterator[str]:
         yield f"the source is '{report.url}'"
     if report.ranks not in (1, 2) or report.starts not in (1, 2) or len(report.arguments) != report.starts:
         yield f"{report.ranks} ranks, {report.starts} starts, arguments of {len(report.arguments)}"
-    if report.set not in ("", PEER):
+    if report.set not in ("", *SETS):
         yield f"the set is '{report.set}'"
     if not report.words or not all(report.words):
         yield "no words"

@@ -60,7 +60,7 @@ def test_no_job_and_no_word_knows_who_watches():
 def test_the_half_is_in_the_last_digit_of_the_digest_of_the_name():
     # of sha256sum: that of a ends in b, which is 11, that of sinks in 6
     assert [catalogue.half(name) for name in ("a", "sinks")] == ["held", "open"]
-    assert {logged.half for logged in REPORTS} == {"open", "held", "traincheck"}
+    assert {logged.half for logged in REPORTS} >= {"open", "held", "traincheck"}
     assert report(set="traincheck").half == "traincheck"
 
 
@@ -167,4 +167,4 @@ def test_what_is_kept_of_the_set_is_about_its_reports():
     peer, names = catalogue.peer(), {logged.id for logged in REPORTS}
     assert len(catalogue.PEER_REPORTS) == 18
     assert {*catalogue.PEER_REPORTS, *peer.said, *peer.not_looked_at} <= names
-    assert {logged.id for logged in REPORTS if logged.set} <= {*catalogue.PEER_REPORTS}
+    assert {logged.id for logged in REPORTS if logged.set == catalogue.PEER} <= {*catalogue.PEER_REPORTS}

@@ -116,6 +116,29 @@ def test_a_task_that_ray_interrupts_again_and_again_leaves_no_process(tmp_path, 
         time.sleep(0.1)
 
 
+INTERRUPTED_AT_START = """
+import os, signal, sys
+from trueline.trials.frame.engines import local, ray
+start = local.Local.start
+def interrupted(*given, **named):
+    process = start(*given, **named)
+    open("pid", "w").write(str(process.process.pid))
+    os.kill(os.getpid(), signal.SIGINT)
+    return process
+local.Local.start = interrupted
+ray._run(sys.argv[1:], {}, "printed.txt", ".", "began")
+"""
+
+
+def test_a_task_that_is_interrupted_as_its_command_starts_ends_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", INTERRUPTED_AT_START, "sleep", "60"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode != 0
+    assert "KeyboardInterrupt" in ended.stderr
+    assert not is_running(wait_for(tmp_path / "pid"))
+
+
 def test_torchrun_is_put_in_front_of_the_command_and_of_no_other_engine():
     words = ("python", "train.py", "--lr", "1")
     assert launched("local", words) == launched("slurm:-N 2", words) == words

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,28 +83,34 @@ class Task:
             return 1
 
     def end(self) -> None:
-        """Cancel it: the task ends the processes of the command."""
-        if not self.ray.wait([self.reference], timeout=0)[0]:
+        """Cancel it: the task ends the processes of the command. Ray interrupts a task once, which may be before it has
+        begun or while it runs C code, so it is asked for until the task has ended.
+        """
+        until = time.monotonic() + 2 * GRACE_S
+        while not self.ray.wait([self.reference], timeout=0)[0] and time.monotonic() < until:
             self.ray.cancel(self.reference)
-            self.ray.wait([self.reference], timeout=2 * GRACE_S)
+            self.ray.wait([self.reference], timeout=1.0)
 
 
 def _run(words: list[str], changed: dict[str, str], printed: str, folder: str, began: str) -> int | None:
     """On the node: to its end, or until Ray interrupts it, which it may do again while the command is ended. It does so
     as Ctrl-C would, which a cluster ignores that was started in the background; tasks have the main thread.
     """
-    before, started = signal.signal(signal.SIGINT, signal.default_int_handler), None
+    interrupts: list[int] = []
+    # an exception could come between the start and its name, or in a finalizer, which drops it: the command would go on
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     try:
         started = Local().start(words, {**os.environ, **changed}, printed=Path(printed), folder=Path(folder))
-        Path(began).touch()
-        while (status := started.wait(0.2)) is None:  # a wait in C is not interrupted
-            pass
-        return status
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with contextlib.suppress(OSError):
-            if started is not None:
+        try:
+            Path(began).touch()
+            while (status := started.wait(0.2)) is None:
+                if interrupts:
+                    raise KeyboardInterrupt
+            return status
+        finally:
+            with contextlib.suppress(OSError):
                 started.end()
+    finally:
         signal.signal(signal.SIGINT, before or signal.default_int_handler)
 
 
