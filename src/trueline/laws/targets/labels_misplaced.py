@@ -61,7 +61,8 @@ QUESTION = "mask"
 NEEDS: tuple[str, ...] = ("target_places",)
 ACROSS_RANKS = False
 
-_TARGET_BY_OFFSET = {0: "the token itself", -1: "the token before"}
+_TARGET_BY_OFFSET = {0: "the input token at the same place", -1: "the token before"}
+_WHY_BY_OFFSET = {0: "labels are not shifted", -1: "labels are not those of the next token"}
 
 
 def check(run: Run) -> list[Finding]:
@@ -91,7 +92,7 @@ def _finding(run: Run, offset: int, offset_by_rank: Mapping[int, int | None]) ->
         code=CODE,
         severity="warning" if offset > NEXT or ranks_differ else "confirm",
         claim=f"Each target on {location} is {target}{contrast}: "
-        f"labels are {'shifted twice' if offset > NEXT else 'not those of the next token'}.",
+        f"{_WHY_BY_OFFSET.get(offset, 'labels are shifted twice')}.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],

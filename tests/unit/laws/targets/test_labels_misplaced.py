@@ -60,7 +60,7 @@ def cut(logits, targets):
             "the token 2 places on",
         ),
         (lambda model, ids: cut(model(ids)[:, 1:-2], ids[:, 3:]), "the token 2 places on"),
-        (lambda model, ids: model(ids, labels=ids, shift=False), "the token itself: labels are not those of the next"),
+        (lambda model, ids: model(ids, labels=ids, shift=False), "the input token at the same place: labels are not"),
         (lambda model, ids: model(ids, labels=ids.roll(1, 1), shift=False), "the token before"),
     ],
 )
@@ -107,4 +107,4 @@ def test_one_rank_is_named_where_the_others_are_right(tmp_path):
     rows = {(step, rank): {"target_places": itself if rank == 2 else right} for step in range(4) for rank in range(4)}
     (finding,) = labels_misplaced.check(write_run(tmp_path, rows))
     assert (finding.ranks, finding.severity) == ((2,), "warning")
-    assert "Each target on rank 2 is the token itself, and the next one on the others" in finding.claim
+    assert "Each target on rank 2 is the input token at the same place, and the next one on the others" in finding.claim
