@@ -29,6 +29,7 @@ from trueline.capture.model.untraced import in_transform
 from trueline.capture.model.world import all_come, in_pipeline, world_size
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.evaluations import PassesBeforeTraining
+from trueline.capture.probes.loads import loads
 from trueline.capture.step.call_sites import call_sites
 from trueline.capture.step.exchange import TrainedAlone, leaves_alone
 from trueline.capture.step.updates import is_compiled
@@ -95,6 +96,7 @@ class Attachment:
     def wait(self) -> None:
         """Listen for optimizers, DDP modules and the first training forward pass."""
         call_sites.listen("DataLoader", "DistributedSampler", "optimizer", "eval")
+        loads.listen()
         patches.optimizer_init.add(self._at_optimizer, after=True)
         patches.ddp_init.add(self._at_ddp, after=True)
         patches.module_call.add(self._at_call)

@@ -187,10 +187,12 @@ def _call_of(listener: _Listener) -> Callable[..., Any] | None:
 
 
 class PatchedCall:
-    """One attribute of a class or module, wrapped so that listeners are called with its arguments, before or after."""
+    """One attribute of a class or module, wrapped so that listeners are called with its arguments, before or after;
+    those after it with what it returned in front, where it ``gives_result``.
+    """
 
-    def __init__(self, owner: Any, name: str, *, also: Any = None) -> None:
-        self._patch = Patch(owner, name, self._notifying, also)
+    def __init__(self, owner: Any, name: str, *, also: Any = None, gives_result: bool = False) -> None:
+        self._patch = Patch(owner, name, self._giving if gives_result else self._notifying, also)
         self._before, self._after = _Listeners(name), _Listeners(name)
 
     def add(
@@ -218,6 +220,19 @@ class PatchedCall:
             result = original(*args, **kwargs)
             if after.active and not _is_tracing():
                 untraced(after.call, args, kwargs)
+            return result
+
+        return passing
+
+    def _giving(self, original: Function) -> Function:
+        before, after = self._before, self._after
+
+        def passing(*args: Any, **kwargs: Any) -> Any:
+            if before.active and not _is_tracing():
+                untraced(before.call, args, kwargs)
+            result = original(*args, **kwargs)
+            if after.active and not _is_tracing():
+                untraced(after.call, (result, *args), kwargs)
             return result
 
         return passing
@@ -325,7 +340,8 @@ loader_init = PatchedCall(DataLoader, "__init__")
 sampler_init = PatchedCall(DistributedSampler, "__init__")
 zero_grads = (PatchedCall(torch.optim.Optimizer, "zero_grad"), PatchedCall(torch.nn.Module, "zero_grad"))
 module_eval = PatchedCall(torch.nn.Module, "eval")
-module_load = PatchedCall(torch.nn.Module, "load_state_dict")
+module_load = PatchedCall(torch.nn.Module, "load_state_dict", gives_result=True)
+file_load = PatchedCall(torch, "load", also=torch.serialization, gives_result=True)
 ddp_init = PatchedCall(torch.nn.parallel.DistributedDataParallel, "__init__")
 reductions = tuple(
     PatchedCall(torch.distributed.ProcessGroup, name)

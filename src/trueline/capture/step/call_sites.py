@@ -73,6 +73,10 @@ class CallSites:
             if self._patience[kind] == 0 and kind in KINDS:
                 self.ignore(kind)
 
+    def line_now(self) -> str:
+        """``train.py:24`` of the innermost frame of the user's own on the stack of this thread; '' without one."""
+        return self._users_line(sys._getframe(1))
+
     def _listener(self, kind: str) -> Callable[..., None]:
         def at_call(*args: Any, **kwargs: Any) -> None:
             self.note(kind)

@@ -32,6 +32,13 @@ COLUMNS: tuple[Column, ...] = (
         "and that is one of its own.",
     ),
     Column(
+        "loads",
+        "string",
+        "",
+        "Of that step, where loads were looked at, JSON of `Load`: each load into a module of this process that left "
+        "something out, on both sides, which no later load brought.",
+    ),
+    Column(
         "embeddings",
         "string",
         "",
@@ -144,3 +151,40 @@ def embeddings_from(text: str) -> tuple[Embedding, ...]:
 
 NUM_ROW_FIELDS = len(fields(RowValues)) + 1
 """Numbers of an embedding in front of those of its last rows, with the norm of the row for padding."""
+
+
+Named = tuple[str, tuple[int, ...] | None]
+"""The name of a tensor, and its shape where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A load ``into`` a module of this class, by the ``call`` at a ``line`` of the script; ``name`` is that of the
+    module in the model, None where it is no part of that. Of ``num`` tensors of the checkpoint, those without a place
+    are ``unexpected``; ``nested`` is the key below which all stand in a mapping of their own. Of the ``num_tensors`` of
+    the module, ``missing`` were not filled, neither then nor later, and ``num_own`` were given to themselves: then
+    ``unexpected`` are those of the ``file`` that was read last.
+    """
+
+    into: str
+    name: str | None
+    call: str
+    line: str
+    num: int
+    num_own: int
+    num_tensors: int
+    unexpected: tuple[Named, ...]
+    missing: tuple[Named, ...]
+    nested: str
+    file: str
+
+
+def loads_from(text: str) -> tuple[Load, ...]:
+    """Of one row of the column."""
+    return tuple(
+        Load(**load | {side: _named(load[side]) for side in ("unexpected", "missing")}) for load in json.loads(text)
+    )
+
+
+def _named(pairs: Sequence[tuple[str, Sequence[int] | None]]) -> tuple[Named, ...]:
+    return tuple((name, None if shape is None else tuple(shape)) for name, shape in pairs)

@@ -12,6 +12,7 @@ LAW = Law(
         "embedding-rows": Code(),
         "frozen-untrained": Code(says=("frozen-without-adapters",)),
         "init-differs": Code(says=("numbered-layers-tied",)),
+        "load-missed": Code(),
         "tie-lost": Code(),
     },
 )

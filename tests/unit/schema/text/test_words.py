@@ -24,6 +24,7 @@ PLURAL = re.compile(r" (?:other |equal |recorded |such )?([a-z]+[a-rt-z]s)\b")
 MANY = {
     "judge/facts/model.py len(names) names",
     "laws/initial_values/init_differs.py first.num_peers other layers",
+    "laws/initial_values/load_missed.py load.num_tensors tensors",
     "trials/repeat/repeat.py num_repeats repeats",
     "laws/rollouts/policy_lag.py len(rows) sequences",
     "laws/rollouts/reward_differs.py len(reward) sequences",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trueline.capture.model.layout import Layout, clean_name, local, named_parameters
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.loads import loads
 from trueline.capture.probes.parts import ProbeParts
 from trueline.laws.initial_values.columns import (
     MAX_FROZEN,
@@ -46,6 +47,8 @@ class InitialValueProbe:
             return {}
         columns: dict[str, Any] = {"initial_values": initial_values(step.layout)} | self._rows.take(step)
         columns |= _declared_ties(self._model)
+        if loads.listens:
+            columns["loads"] = json.dumps(list(loads.beside(self._model)))
         if step.layout.frozen:
             columns |= _frozen(self._model, step.layout)
         return columns
