@@ -202,6 +202,22 @@ ENTRIES = (
             _regression(lambda x, y: (x - y[:, None]).square().mean()),
         ),
     ),
+    _fault(
+        "relu",
+        "ReLU behind the last layer of a classifier",
+        trained(_classes, _vision(lambda x, y: functional.cross_entropy(x.relu(), y)), _cross_entropy),
+        causes=(),
+    ),
+    _fault(
+        "reach",
+        "targets of both signs behind ReLU",
+        trained(
+            Regression(),
+            _regression(lambda x, y: functional.mse_loss(x.relu()[:, 0], y)),
+            _regression(lambda x, y: functional.mse_loss(x[:, 0], y)),
+        ),
+        causes=(),
+    ),
     _fault("signs", "binary labels of -1 and 1", trained(Regression(), _regression(_signs), _regression(_binary))),
     _fault(
         "target",

@@ -1,13 +1,14 @@
-"""A loss is given what it is not made for: probabilities for logits, rows for single numbers, targets out of range.
+"""A loss is given what it is not made for: probabilities for logits, logits without sign, targets out of reach.
 
 What it finds
 -------------
 `softmax` in front of a cross-entropy, which takes logits, and `sigmoid` in front of its binary form; logits or
 probabilities in front of `nll_loss` or `kl_div`, which take logarithms; predictions [B, 1] less targets [B], which
 compares each sample with the target of every other; binary targets that are not between 0 and 1; targets of `ctc_loss`
-that are its blank, which is no letter; `kl_div` with `reduction="mean"`, which divides by the number of classes as
-well; a bootstrap target, r + gamma * max Q(s'), that is not detached. All ranks share such a fault, so that comparing
-them shows nothing.
+that are its blank, which is no letter; logits that end in ReLU, in tanh or as cosines, without a temperature; targets
+of a regression that the last activation cannot give, as those below 0 behind ReLU; `kl_div` with `reduction="mean"`,
+which divides by the number of classes as well; a bootstrap target, r + gamma * max Q(s'), that is not detached. All
+ranks share such a fault, so that comparing them shows nothing.
 
 Why it matters
 --------------
@@ -21,16 +22,19 @@ what made the input of the loss, looked through views and casts. A softmax of a 
 that there is no false alarm; log_softmax of log_softmax changes nothing and is left alone. One number a sample, [B] or
 [B, 1], that a difference to constants spreads to [B, B] is reported where no dimension was asked for (`unsqueeze`,
 `[:, None]`), as code that compares all pairs on purpose does. Targets are counted on the device. A divergence that is
-divided by the classes is an information: it is what `reduction="mean"` says. A target is attached where a regression
+divided by the classes is to confirm: it is what `reduction="mean"` says; so are logits with a bound. Targets that an
+activation cannot give are to confirm where most steps have some, by more than 1/256 of the largest one: pictures of 8
+bits overshoot by as much where they are resized. A target is attached where a regression
 (`mse_loss`, `smooth_l1_loss`, `huber_loss`, a difference that is squared) compares the outputs of two calls of the
 model, one of them with a constant factor and a constant added to it; it is a warning where values are chosen on the way
-(a maximum over actions, a `gather`, the lesser of two critics), and an information elsewhere, as equations in finite
+(a maximum over actions, a `gather`, the lesser of two critics), and to confirm elsewhere, as equations in finite
 differences have that form, too.
 
 What it may miss
 ----------------
 Losses that are compiled or fused, losses written with other operations, a softmax whose result goes through more
-arithmetic first, distances between two predictions; a blank of CTC that is no target; targets made of the same call,
+arithmetic first, distances between two predictions; logits and predictions whose bound is written otherwise than as
+an activation; a blank of CTC that is no target; targets made of the same call,
 of a model beside it, or with `where`.
 
 Example
@@ -63,6 +67,9 @@ from trueline.schema.columns.loss_inputs import (
     DIVERGENCE_BY_CLASS,
     DIVERGENCE_OF_PROBABILITIES,
     LOG_MISSING,
+    LOGITS_BOUNDED,
+    LOGITS_CLIPPED,
+    LOGITS_COSINES,
     ROWS_WITH_ROWS,
     SIGMOID_TWICE,
     SOFTMAX_TWICE,
@@ -122,10 +129,24 @@ _MISUSES = {
         "kl_div of {} is averaged over classes as well as samples: it is as many times too small as there are classes.",
         "Write reduction='batchmean', which divides by samples alone.",
     ),
+    LOGITS_CLIPPED: _Misuse(
+        "ReLU makes the logits of {}: none is below 0, and where one is 0 it passes no gradient.",
+        "Take the activation behind the last layer away: the loss takes numbers of both signs.",
+    ),
+    LOGITS_BOUNDED: _Misuse(
+        "tanh makes the logits of {}: none is beyond -1 and 1, so that no probability comes near 1, and the loss stays "
+        "high.",
+        "Take the activation behind the last layer away, or multiply by more than 1.",
+    ),
+    LOGITS_COSINES: _Misuse(
+        "The logits of {} are cosines without a temperature: none is beyond -1 and 1, so that the loss stays above "
+        "log(1 + (C - 1) / exp(2)) of C classes.",
+        "Divide the similarities by a temperature (0.07 is usual) before the loss.",
+    ),
 }
 
-_MAY_BE_MEANT = (DIVERGENCE_BY_CLASS, VALUE_ATTACHED)
-"""Kinds that are no fault by themselves: their Finding is an information."""
+_MAY_BE_MEANT = (DIVERGENCE_BY_CLASS, VALUE_ATTACHED, LOGITS_CLIPPED, LOGITS_BOUNDED, LOGITS_COSINES)
+"""Kinds that are no fault by themselves: their Finding is to confirm."""
 
 
 class _WrongTargets(NamedTuple):
@@ -134,6 +155,13 @@ class _WrongTargets(NamedTuple):
     advice: str
     counts: Callable[[LossInputs], tuple[int, int]]
     """Numbers of targets that are wrong, and of all."""
+    may_be_meant: bool = False
+    """It is to confirm, and only where most steps have some: a few outliers are in most data."""
+
+
+def _out_of_reach(activation: str, which: str, outside: str, advice: str) -> _WrongTargets:
+    claim = f"the targets of {{}} are {outside}, which {activation} behind the last layer cannot give."
+    return _WrongTargets(claim, advice, attrgetter(f"beyond_{which}", f"{which}_targets"), may_be_meant=True)
 
 
 _WRONG_TARGETS = {
@@ -146,6 +174,15 @@ _WRONG_TARGETS = {
         "the targets of the CTC loss of {} are its blank, which stands for no letter.",
         "Give ctc_loss the index of the blank that the vocabulary has (`blank=`, 0 unless given).",
         attrgetter("blanks", "ctc_targets"),
+    ),
+    "targets-beyond-relu": _out_of_reach(
+        "ReLU", "relu", "below 0", "Take the activation behind the last layer away, or scale the targets to its range."
+    ),
+    "targets-beyond-sigmoid": _out_of_reach(
+        "sigmoid", "sigmoid", "below 0 or above 1", "Scale the targets to 0 to 1, or take the activation away."
+    ),
+    "targets-beyond-tanh": _out_of_reach(
+        "tanh", "tanh", "beyond -1 and 1", "Scale the targets to -1 to 1, or take the activation away."
     ),
 }
 
@@ -160,15 +197,17 @@ def check(run: Run) -> list[Finding]:
         if keys:
             findings.append(loss_finding(run, CODE, severity, misuse.claim, keys, kind=kind, advice=(misuse.advice,)))
     for kind, misuse in _WRONG_TARGETS.items():
-        counts = {key: misuse.counts(losses) for key, losses in inputs.items()}
-        counts = {key: (num_wrong, num) for key, (num_wrong, num) in counts.items() if num_wrong}
+        of_steps = {key: misuse.counts(losses) for key, losses in inputs.items()}
+        counts = {key: (num_wrong, num) for key, (num_wrong, num) in of_steps.items() if num_wrong}
+        if misuse.may_be_meant and 2 * len(counts) <= sum(num > 0 for _, num in of_steps.values()):
+            continue
         if counts:
             share = sum(num_wrong for num_wrong, _ in counts.values()) / sum(num for _, num in counts.values())
             findings.append(
                 loss_finding(
                     run,
                     CODE,
-                    "warning",
+                    "confirm" if misuse.may_be_meant else "warning",
                     f"{share:.0%} of {misuse.claim}",
                     counts,
                     kind=kind,

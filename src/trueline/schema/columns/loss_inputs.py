@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 SOFTMAX_TWICE = "softmax-twice"
 SIGMOID_TWICE = "sigmoid-twice"
@@ -13,6 +13,9 @@ DIVERGENCE_BY_CLASS = "divergence-by-class"
 ROWS_WITH_ROWS = "rows-with-rows"
 TARGET_ATTACHED = "target-attached"
 VALUE_ATTACHED = "value-attached"
+LOGITS_CLIPPED = "logits-clipped"
+LOGITS_BOUNDED = "logits-bounded"
+LOGITS_COSINES = "logits-cosines"
 
 KINDS = (
     SOFTMAX_TWICE,
@@ -23,6 +26,9 @@ KINDS = (
     ROWS_WITH_ROWS,
     TARGET_ATTACHED,
     VALUE_ATTACHED,
+    LOGITS_CLIPPED,
+    LOGITS_BOUNDED,
+    LOGITS_COSINES,
 )
 """What can be wrong with what a loss is given, as its graph shows it: bit n of the first number is kind n."""
 
@@ -32,7 +38,8 @@ class LossInputs:
     """Of the backward passes of a step: what is wrong; the targets of binary cross-entropies, and how many of them are
     below 0 or above 1; the targets of cross-entropies that average or add up over all that count, beside which a mask
     of padding was seen, how many of these targets the mask leaves out, and in how many rows; the targets of
-    connectionist temporal classification (CTC), and how many of them are its blank.
+    connectionist temporal classification (CTC), and how many of them are its blank; the targets of regressions whose
+    predictions end in ReLU, in sigmoid (or softmax) and in tanh, and how many of each that cannot give.
     """
 
     kinds: frozenset[str]
@@ -43,6 +50,12 @@ class LossInputs:
     padded_rows: int
     ctc_targets: int = 0
     blanks: int = 0
+    relu_targets: int = 0
+    beyond_relu: int = 0
+    sigmoid_targets: int = 0
+    beyond_sigmoid: int = 0
+    tanh_targets: int = 0
+    beyond_tanh: int = 0
 
     def __add__(self, more_inputs: LossInputs) -> LossInputs:
         numbers = (number + more for number, more in zip(self.to_row()[1:], more_inputs.to_row()[1:], strict=True))
@@ -57,5 +70,4 @@ class LossInputs:
     def to_row(self) -> list[int]:
         """The numbers of the column."""
         bits = sum(1 << KINDS.index(kind) for kind in self.kinds)
-        numbers = (self.binary_targets, self.beyond, self.targets, self.padded, self.padded_rows)
-        return [bits, *numbers, self.ctc_targets, self.blanks]
+        return [bits, *(getattr(self, number.name) for number in fields(self)[1:])]

@@ -1,5 +1,6 @@
 """Read what functions of a loss are given from its graph before backward uses it: probabilities where logits belong,
-rows that are compared with rows, targets outside of their range, targets of padding.
+logits that an activation bounds, rows that are compared with rows, targets outside of their range or of what the last
+activation can give, targets of padding.
 
 Letters: B samples, T positions of the input, L of the target.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ from trueline.schema.columns.loss_inputs import (
     DIVERGENCE_OF_PROBABILITIES,
     KINDS,
     LOG_MISSING,
+    LOGITS_BOUNDED,
+    LOGITS_CLIPPED,
+    LOGITS_COSINES,
     ROWS_WITH_ROWS,
     SIGMOID_TWICE,
     SOFTMAX_TWICE,
@@ -55,8 +59,30 @@ _COMPARES = {
 }
 """Functions that keep what they compare with."""
 _CTC = ("CtcLoss", "CudnnCtcLoss")
-_NUMBERS = 7
+_NUMBERS = 13
 """Of ``LossInputs``, but for its kinds."""
+_LOGITS_OF = {"Relu": LOGITS_CLIPPED, "Tanh": LOGITS_BOUNDED}
+_SAME_PLACES = re.compile(f"ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|{SINK}")
+"""Operations that return the elements of their input, all of them, in its order."""
+
+
+class _Range(NamedTuple):
+    """What an activation can give, and where its counts stand among the numbers of ``LossInputs``."""
+
+    least: float
+    greatest: float
+    place: int
+
+
+_RANGES = {
+    "Relu": _Range(0.0, torch.inf, 7),
+    "Softplus": _Range(0.0, torch.inf, 7),
+    "Sigmoid": _Range(0.0, 1.0, 9),
+    "Softmax": _Range(0.0, 1.0, 9),
+    "Tanh": _Range(-1.0, 1.0, 11),
+}
+_OVERSHOOT_FRAC = 1 / 256
+"""Of the largest target: pictures of 8 bits that are scaled to a range, and resized, overshoot it by a grey level."""
 _AVERAGES = (1, 2)
 """Of torch's reductions: mean and sum. Of the other a script may leave out what it likes afterwards."""
 
@@ -75,6 +101,8 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
         bits |= sum(1 << KINDS.index(kind) for kind in kinds if kind is not None)
         if operation in _CTC and not is_hooked(node._raw_saved_targets):
             counts.append(_blanks(node, device))
+        if (reach := _beyond_reach(node, operation, below, device)) is not None:
+            counts.append(reach)
         is_binary, has_mask = operation in _BINARY, ids is not None and mask is not None
         if not (is_binary or (operation.startswith("NllLoss") and has_mask)) or is_hooked(node._raw_saved_target):
             continue
@@ -155,6 +183,13 @@ def _misused(node: Any, operation: str, below: list[Any]) -> Iterator[str]:
     if len(below) != 1:
         return
     (edge,) = below
+    if operation in ("LogSoftmax", "BinaryCrossEntropyWithLogits"):
+        source = _source(edge)
+        activation = "" if source is None else operation_of(source)
+        if activation in _LOGITS_OF:
+            yield _LOGITS_OF[activation]
+        elif activation in ("Mm", "Bmm") and all(map(_is_normalized, source.next_functions)):
+            yield LOGITS_COSINES
     if operation == "LogSoftmax" and _source_operation(edge) in _PROBABILITIES:
         yield SOFTMAX_TWICE
     elif operation == "BinaryCrossEntropyWithLogits" and _source_operation(edge) in _PROBABILITIES:
@@ -167,6 +202,77 @@ def _misused(node: Any, operation: str, below: list[Any]) -> Iterator[str]:
         yield DIVERGENCE_OF_PROBABILITIES
     elif operation in _DISTANCES and _rows_with_rows(node, edge):
         yield ROWS_WITH_ROWS
+
+
+def _is_normalized(edge: Any) -> bool:
+    """True of rows that are divided by a norm of themselves, as ``functional.normalize`` does it."""
+    quotient = _source(edge)
+    while quotient is not None and operation_of(quotient) == "Expand":
+        quotient = _source(quotient.next_functions[0])
+    if quotient is None or operation_of(quotient) != "Div" or len(quotient.next_functions) != 2:
+        return False
+    divided, divisor = (_source(side) for side in quotient.next_functions)
+    for _ in range(_MAX_LOOKED_THROUGH):
+        if divisor is None or operation_of(divisor) not in ("Expand", "ClampMin", "Clamp", "Add", "Maximum"):
+            break
+        divisor = _source(divisor.next_functions[0])
+    if divisor is None or operation_of(divisor) not in ("LinalgVectorNorm", "Norm"):
+        return False
+    return _source(divisor.next_functions[0]) is divided
+
+
+def _beyond_reach(node: Any, operation: str, below: list[Any], device: torch.device) -> Tensor | None:
+    """int64 [numbers of ``LossInputs``]: targets of a regression, and those that the activation which made its
+    predictions cannot give; None of anything else.
+    """
+    if len(below) != 1:
+        return None
+    if operation in ("MseLoss", "SmoothL1Loss", "HuberLoss"):
+        reach, source = _reach_of(below[0])
+        if reach is None or is_hooked(node._raw_saved_target):
+            return None
+        target = node._saved_target.detach()
+    elif operation in ("Abs", "Pow") and operation_of(below[0][0]) == "Sub":
+        # a difference keeps neither of its sides: the target is what it is less than the prediction, or more
+        sides = below[0][0].next_functions
+        constants = [side for side in sides if side[0] is None]
+        reach, source = _reach_of(next((side for side in sides if side[0] is not None), (None, 0)))
+        if len(constants) != 1 or reach is None or is_hooked(node._raw_saved_self):
+            return None
+        if is_hooked(source._raw_saved_result) or not _keeps_places(sides):
+            return None
+        difference, prediction = node._saved_self.detach(), source._saved_result.detach()
+        if difference.numel() != prediction.numel():
+            return None
+        sign = 1 if sides[0][0] is not None else -1
+        target = prediction.reshape(difference.shape) - sign * difference
+    else:
+        return None
+    if not target.numel() or target.is_complex():
+        return None
+    target = target.double() if target.is_floating_point() else target
+    overshoot = target.abs().amax() * _OVERSHOOT_FRAC
+    num_beyond = ((target < reach.least - overshoot) | (target > reach.greatest + overshoot)).sum().to(device)
+    return _at(reach.place, torch.full_like(num_beyond, target.numel()), num_beyond)
+
+
+def _reach_of(edge: Any) -> tuple[_Range | None, Any]:
+    """What the activation can give that made the elements along ``edge``, and its node; None of others."""
+    source = _source(edge)
+    return (None if source is None else _RANGES.get(operation_of(source))), source
+
+
+def _keeps_places(edges: Iterable[Any]) -> bool:
+    """True where nothing between an activation and a difference moves elements."""
+    node, output = next(edge for edge in edges if edge[0] is not None)
+    for _ in range(_MAX_LOOKED_THROUGH):
+        if node is None or operation_of(node) in _RANGES:
+            return node is not None
+        if _SAME_PLACES.fullmatch(operation_of(node)) is None:
+            return False
+        at = output if operation_of(node) == SINK else 0
+        node, output = node.next_functions[at] if len(node.next_functions) > at else (None, 0)
+    return False
 
 
 def _divergence_of(sub: Any) -> str:
@@ -204,9 +310,13 @@ def _shape(node: Any, output: int = 0) -> tuple[int, ...]:
 def _out_of_range(target: Tensor, device: torch.device) -> Tensor:
     values = target.detach()
     num_outside = ((values < 0) | (values > 1)).sum().to(device)
-    return torch.cat(
-        [torch.full_like(num_outside, values.numel())[None], num_outside[None], num_outside.new_zeros(_NUMBERS - 2)]
-    )
+    return _at(0, torch.full_like(num_outside, values.numel()), num_outside)
+
+
+def _at(place: int, *counts: Tensor) -> Tensor:
+    """int64 [numbers of ``LossInputs``]: ``counts``, int64 [], from ``place`` on, and zeros."""
+    behind = _NUMBERS - place - len(counts)
+    return torch.cat([counts[0].new_zeros(place), torch.stack(counts), counts[0].new_zeros(behind)])
 
 
 def _blanks(node: Any, device: torch.device) -> Tensor:
@@ -217,7 +327,7 @@ def _blanks(node: Any, device: torch.device) -> Tensor:
         lengths = torch.as_tensor(node._saved_target_lengths, device=targets.device)
         counts = torch.arange(targets.shape[1], device=targets.device) < lengths[:, None]
     blanks = ((targets == int(node._saved_blank)) & counts).sum()
-    return torch.stack([*blanks.new_zeros(_NUMBERS - 2), counts.sum(), blanks]).to(device)
+    return _at(5, counts.sum(), blanks).to(device)
 
 
 def _padded(node: Any, ids_BT: Tensor, mask_BT: Tensor, device: torch.device) -> Tensor:
@@ -236,4 +346,4 @@ def _padded(node: Any, ids_BT: Tensor, mask_BT: Tensor, device: torch.device) ->
     is_token_BL = (target_BL == ids_BT[:, :end]) | (target_BL == ids_BT.roll(-1, 1)[:, :end])
     padded_BL = counts_BL & is_token_BL & (mask_BT[:, :end] == 0)
     numbers = [counts_BL.sum(), padded_BL.sum(), padded_BL.any(1).sum()]
-    return torch.cat([numbers[0].new_zeros(2), torch.stack(numbers), numbers[0].new_zeros(2)]).to(device)
+    return _at(2, *numbers).to(device)

@@ -11,6 +11,9 @@ from trueline.schema.columns.loss_inputs import (
     DIVERGENCE_OF_PROBABILITIES,
     KINDS,
     LOG_MISSING,
+    LOGITS_BOUNDED,
+    LOGITS_CLIPPED,
+    LOGITS_COSINES,
     ROWS_WITH_ROWS,
     SIGMOID_TWICE,
     SOFTMAX_TWICE,
@@ -23,6 +26,12 @@ x = torch.randn(B, 4, generator=torch.Generator().manual_seed(0))
 y, z = torch.arange(B) % V, x[:, 0]
 classes, one = nn.Linear(4, V), nn.Linear(4, 1)
 share = torch.full((B, V), 1 / V)
+prototypes = torch.eye(V).requires_grad_()
+unit = F.normalize
+
+
+def by_norm(rows):
+    return rows / rows.norm(dim=-1, keepdim=True)
 
 
 def looked(loss, ids=None, mask=None):
@@ -48,6 +57,12 @@ def looked(loss, ids=None, mask=None):
         (lambda: F.huber_loss(one(x), z) * 3, ROWS_WITH_ROWS),
         (lambda: ((one(x) - z) ** 2).mean(), ROWS_WITH_ROWS),
         (lambda: (z - one(x)).abs().mean(), ROWS_WITH_ROWS),
+        (lambda: F.cross_entropy(classes(x).relu(), y), LOGITS_CLIPPED),
+        (lambda: F.nll_loss(classes(x).relu().log_softmax(-1), y), LOGITS_CLIPPED),
+        (lambda: F.binary_cross_entropy_with_logits(one(x).relu()[:, 0], (z > 0).float()), LOGITS_CLIPPED),
+        (lambda: F.cross_entropy(classes(x).tanh(), y), LOGITS_BOUNDED),
+        (lambda: F.cross_entropy(unit(classes(x)) @ unit(prototypes).T, y), LOGITS_COSINES),
+        (lambda: F.cross_entropy(by_norm(classes(x)) @ by_norm(classes(x + 1)).T, torch.arange(B)), LOGITS_COSINES),
     ],
 )
 def test_a_misuse_is_known_by_its_operations(loss, kind):
@@ -73,6 +88,12 @@ def test_a_misuse_is_known_by_its_operations(loss, kind):
         lambda: (one(x) - one(x).T).relu().mean(),
         lambda: F.mse_loss(classes(x), z[:, None].expand(B, V)),
         lambda: F.mse_loss(nn.Linear(4, B)(x), torch.eye(B)),
+        lambda: F.cross_entropy(classes(x.relu()), y),
+        lambda: F.cross_entropy(classes(x).tanh() * 10, y),
+        lambda: F.cross_entropy(F.leaky_relu(classes(x)), y),
+        lambda: F.cross_entropy(unit(classes(x)) @ unit(prototypes).T / 0.07, y),
+        lambda: F.cross_entropy(unit(classes(x)) @ prototypes.T, y),
+        lambda: F.cross_entropy(nn.Conv2d(4, V, 1)(x[:, :, None, None]).relu().mean((2, 3)), y),
     ],
 )
 def test_the_right_form_and_what_is_meant_are_left_alone(loss):
@@ -83,6 +104,40 @@ def test_binary_targets_beyond_their_range_are_counted():
     signs = torch.tensor([-1.0, 1.0] * (B // 2))
     found = looked(F.binary_cross_entropy_with_logits(one(x)[:, 0], signs))
     assert (found.binary_targets, found.beyond, found.kinds) == (B, B // 2, frozenset())
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        F.mse_loss,
+        F.smooth_l1_loss,
+        F.huber_loss,
+        F.l1_loss,
+        lambda p, t: ((p - t) ** 2).mean(),
+        lambda p, t: (t - p).abs().sum() + 3 * (one(x) ** 2).mean(),
+        lambda p, t: F.mse_loss(p.view(V, B).contiguous(), t.view(V, B)),
+    ],
+)
+def test_targets_that_the_last_activation_cannot_give_are_counted(loss):
+    target = torch.linspace(-2.0, 2.0, B * V).view(B, V)
+    beyond = {"relu": target < 0, "sigmoid": (target < 0) | (target > 1), "tanh": target.abs() > 1}
+    for name, outside in beyond.items():
+        counted = looked(loss(getattr(classes(x), name)(), target))
+        numbers = [getattr(counted, f"{name}_targets"), getattr(counted, f"beyond_{name}")]
+        assert numbers == [B * V, int(outside.sum())], name
+        assert sum(counted.to_row()) == sum(numbers), "and nothing else"
+        assert looked(loss(classes(x), target)) == LossInputs(frozenset(), 0, 0, 0, 0, 0)
+
+
+def test_targets_that_overshoot_by_a_grey_level_are_within_reach():
+    target = torch.linspace(0.0, 1.003, B * V).view(B, V)
+    assert looked(F.mse_loss(classes(x).sigmoid(), target)).beyond_sigmoid == 0
+    assert looked(F.mse_loss(classes(x).sigmoid(), target * 1.1)).beyond_sigmoid > 0
+
+
+def test_a_difference_whose_sides_are_in_another_order_is_left_alone():
+    target = torch.linspace(-2.0, 2.0, B * V).view(V, B)
+    assert looked((classes(x).relu().T - target).abs().mean()) == LossInputs(frozenset(), 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -120,7 +175,7 @@ def test_labels_of_a_decoder_and_losses_that_a_script_masks_itself_are_left_alon
 
 
 def test_what_was_counted_adds_up_and_is_written_as_numbers():
-    one_pass = LossInputs(frozenset(KINDS[:2]), 5, 1, 9, 4, 2, 7, 1)
-    other = LossInputs(frozenset(KINDS[1:3]), 1, 0, 1, 1, 1, 8, 0)
-    assert LossInputs.of((one_pass + other).to_row()) == LossInputs(frozenset(KINDS[:3]), 6, 1, 10, 5, 3, 15, 1)
-    assert LossInputs.of(one_pass.to_row()[:-2]) == LossInputs(frozenset(KINDS[:2]), 5, 1, 9, 4, 2)
+    one_pass = LossInputs(frozenset(KINDS[:2]), 5, 1, 9, 4, 2, 7, 1, 4, 3)
+    other = LossInputs(frozenset(KINDS[1:3]), 1, 0, 1, 1, 1, 8, 0, 2, 1)
+    assert LossInputs.of((one_pass + other).to_row()) == LossInputs(frozenset(KINDS[:3]), 6, 1, 10, 5, 3, 15, 1, 6, 4)
+    assert LossInputs.of(one_pass.to_row()[:6]) == LossInputs(frozenset(KINDS[:2]), 5, 1, 9, 4, 2)
