@@ -2,8 +2,9 @@
 
 Who had it: mixtures of experts whose balance loss is added to a cross-entropy that the Trainer of transformers divides
 by the tokens of all micro-batches (`num_items_in_batch`), penalties that are added to a divided loss.
-Planted: a balance loss beside a divided cross-entropy; one beside a sum over the tokens of all micro-batches.
-Twin: both are divided.
+Planted: a balance loss beside a divided cross-entropy; one beside a sum over the tokens of all micro-batches; a
+cross-entropy that is divided twice, as by a loop and the framework's backward.
+Twin: both are divided; divided once.
 """
 
 from __future__ import annotations
@@ -61,6 +62,27 @@ def by_targets(ctx: EntryContext, faulty: bool) -> nn.Module:
     return _train(ctx, faulty, reduction="sum", over=NUM_MICRO * BATCH_SIZE)
 
 
+def twice(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """The mean cross-entropy, divided by the micro-batches by the loop and by what it hands the loss to."""
+    problem = Vision()
+    model = wrapped(problem.model())
+    optimizer, batches = usual_optimizer(problem, model), batches_of(ctx, problem)
+    watching = ctx.watch(model, optimizer)
+    for _ in range(STEPS):
+        micros: list[Any] = [next(batches) for _ in range(NUM_MICRO)]
+        with watching.step(micros):
+            total = 0.0
+            for batch in micros:
+                loss = functional.cross_entropy(model(batch["image"]), batch["label"])
+                ((loss / NUM_MICRO if faulty else loss) / NUM_MICRO).backward()
+                total += loss.item()
+            optimizer.step()
+            optimizer.zero_grad()
+        ctx.note(micros, total)
+    watching.close()
+    return model
+
+
 _fault = variants(
     "A3", ("term-not-divided",), trains_differently, ranks=(0, 1), family=DIVISORS, causes=("term-not-divided",)
 )
@@ -69,5 +91,13 @@ ENTRIES = (
     _fault("", "a balance loss that is not divided by the micro-batches", divided),
     _fault(
         "by-targets", "a balance loss beside a sum over the targets of all micro-batches", by_targets, variant_of="A3"
+    ),
+    _fault(
+        "twice",
+        "a loss that is divided by the micro-batches twice",
+        twice,
+        must_find=("divided-twice",),
+        may_find=("loss-scale-wrong",),
+        causes=("divided-by-both",),
     ),
 )

@@ -22,9 +22,9 @@ FUNCTIONS = (
 LIKELIHOODS = ("cross-entropy", "binary cross-entropy", "CTC loss")
 REGRESSIONS = ("mean squared error", "smooth L1 loss", "Huber loss")
 
-OF_ALL, OF_ONE = 2, 3
+OF_ALL, OF_ONE = 3, 3
 """Numbers that the whole loss, and one term, are multiplied by, and as many that they are divided by."""
-NUM_FIELDS = 6 + 2 * OF_ALL + 2 * OF_ONE
+NUM_FIELDS = 7 + 2 * OF_ALL + 2 * OF_ONE
 
 COLUMNS: tuple[Column, ...] = (
     Column(
@@ -32,8 +32,8 @@ COLUMNS: tuple[Column, ...] = (
         "list<float64>",
         "",
         "At a few sampled steps, for each term of the loss of each backward pass `LossTerm`: pass, number of the "
-        "function, how many alike, targets that it is a sum over, its value, the loss, then by what the whole loss and "
-        "the term alone are multiplied and divided (NaN: no more).",
+        "function, how many alike, targets that it is a sum over, its value, the loss, whether the term is a mean, "
+        "then by what the whole loss and the term alone are multiplied and divided (NaN: no more).",
     ),
     Column(
         "class_counts",
@@ -79,7 +79,8 @@ class LossTerm:
     """One term of the loss that a backward pass was called on, or ``alike`` of them that have the same numbers.
 
     ``targets`` is how many targets a cross-entropy adds up that does not average by itself, and ``value`` its mean over
-    them; None where unknown. ``loss`` is the whole. All numbers of the column are float64.
+    them; None where unknown. ``loss`` is the whole. ``is_mean`` is true of a term that is a mean
+    before it has any factor. All numbers of the column are float64.
     """
 
     backward_pass: int
@@ -88,6 +89,7 @@ class LossTerm:
     targets: float | None
     value: float | None
     loss: float
+    is_mean: bool
     all_times: tuple[float, ...]
     all_over: tuple[float, ...]
     multipliers: tuple[float, ...]
@@ -107,7 +109,8 @@ class LossTerm:
 def terms_of(row: Sequence[float]) -> Iterator[LossTerm]:
     """The terms in one row of the column."""
     for start in range(0, len(row), NUM_FIELDS):
-        number, function, alike, targets, value, loss, *factors = (float(x) for x in row[start : start + NUM_FIELDS])
+        fields = (float(x) for x in row[start : start + NUM_FIELDS])
+        number, function, alike, targets, value, loss, is_mean, *factors = fields
         ends = (OF_ALL, 2 * OF_ALL, 2 * OF_ALL + OF_ONE, NUM_FIELDS)
         starts = (0, *ends[:-1])
         sides = [
@@ -116,4 +119,4 @@ def terms_of(row: Sequence[float]) -> Iterator[LossTerm]:
         ]
         name = FUNCTIONS[int(function)] if int(function) < len(FUNCTIONS) else ""
         measured = (None if math.isnan(targets) else targets, None if math.isnan(value) else value)
-        yield LossTerm(int(number), name, int(alike), *measured, loss, *sides)
+        yield LossTerm(int(number), name, int(alike), *measured, loss, is_mean == 1, *sides)

@@ -27,6 +27,7 @@ from trueline.capture.probes.losses.summands import (
     averages_itself,
     class_counts,
     cross_entropy_of,
+    is_mean,
     summands_of,
     target_variance,
 )
@@ -171,14 +172,14 @@ def _since_first(counted: CountedPasses, name: str, rows: Sequence[tuple[Pass, T
 
 
 def _measured(part: Summand, loss: Tensor) -> list[Scalar]:
-    """Number of the function, 1, targets, value, and the whole loss."""
+    """Number of the function, 1, targets, value, the whole loss, and whether the part is a mean."""
     number = FUNCTIONS.index(part.function) if part.function in FUNCTIONS else 0
     targets: Scalar = math.nan
     value: Scalar = math.nan
     if part.function == "cross-entropy" and (measured := cross_entropy_of(part.node)) is not None:
         value, targets = measured
         targets = math.nan if part.averages or averages_itself(part.node) else targets
-    return [float(number), 1.0, targets, value, loss]
+    return [float(number), 1.0, targets, value, loss, float(is_mean(part))]
 
 
 def _factors(part: Summand) -> list[Scalar]:

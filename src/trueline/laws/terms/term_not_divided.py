@@ -115,7 +115,7 @@ def _totals(run: Run) -> dict[int, float]:
     ranks, weights = data_parallel_ranks(run), defaultdict[int, list[float]](list)
     for (step, rank), terms in loss_terms(run).items():
         if rank in ranks:
-            weights[step].append(sum(_weight(term) for term in _main(terms)))
+            weights[step].append(sum(_weight(term) for term in main_terms(terms)))
     return {step: sum(of_ranks) for step, of_ranks in weights.items() if len(of_ranks) == len(ranks)}
 
 
@@ -124,7 +124,7 @@ def _weight(term: LossTerm) -> float:
     return math.nan if term.targets is None else term.targets * term.factor * term.alike
 
 
-def _main(terms: Sequence[LossTerm]) -> list[LossTerm]:
+def main_terms(terms: Sequence[LossTerm]) -> list[LossTerm]:
     """Those that are the likelihood of targets, or else a regression to targets."""
     groups = ([term for term in terms if term.function in names] for names in (LIKELIHOODS, REGRESSIONS))
     return next((group for group in groups if group), list[LossTerm]())
@@ -134,7 +134,7 @@ def _divided(terms: Sequence[LossTerm], total: float) -> tuple[list[LossTerm], i
     """The main terms and the passes that have one, where they are divided by these, or by the targets of all of them;
     else none. ``total`` is what the targets of all ranks weigh.
     """
-    main = _main(terms)
+    main = main_terms(terms)
     in_pass = Counter(term.backward_pass for term in main for _ in range(term.alike))
     micros = len(in_pass)
     if micros < 2:

@@ -10,7 +10,7 @@ from torch import nn
 
 import trueline
 from trueline.judge.facts.training_facts import read_facts
-from trueline.laws.terms.columns import FUNCTIONS
+from trueline.laws.terms.columns import FUNCTIONS, NUM_FIELDS
 
 SHARES = np.array([5, 3, 2])
 ENTROPY = -sum(share * math.log(share) for share in SHARES / 10)
@@ -25,8 +25,8 @@ def rows_with(loss_at, first=1.1, terms=1):
     nan, rows = float("nan"), healthy_rows(1, 40)
     for (step, _), row in rows.items():
         row["loss"] = loss_at(step)
-    row = [0, FUNCTIONS.index("cross-entropy"), 1, nan, first, first, *[nan] * 10]
-    other = [0, 0, 1, nan, nan, first, *[nan] * 10]
+    row = [0, FUNCTIONS.index("cross-entropy"), 1, nan, first, first, 1.0, *[nan] * (NUM_FIELDS - 7)]
+    other = [0, 0, 1, nan, nan, first, 1.0, *[nan] * (NUM_FIELDS - 7)]
     rows[0, 0] |= {"loss_terms": row + other * (terms - 1), "class_counts": [3, 1000, *(100 * SHARES).tolist()]}
     return rows
 

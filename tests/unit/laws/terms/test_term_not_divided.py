@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import trueline
 from trueline.judge.facts.training_facts import read_facts
-from trueline.laws.terms.columns import FUNCTIONS, terms_of
+from trueline.laws.terms.columns import FUNCTIONS, OF_ALL, terms_of
 from trueline.laws.terms.term_not_divided import check
 from trueline.schema.errors import CannotTell
 
@@ -236,8 +236,8 @@ def term(micro, number, over=None):
     """A cross-entropy over ``number`` targets that is divided by ``over``, or without it a term times ``number``."""
     nan = float("nan")
     is_sum = over is not None
-    head = [micro, FUNCTIONS.index("cross-entropy") if is_sum else 0, 1, number if is_sum else nan, nan, 1.0]
-    row = [*head, nan, nan, nan, nan, *((nan,) if is_sum else (number,)), nan, nan, over if is_sum else nan, nan, nan]
+    head = [micro, FUNCTIONS.index("cross-entropy") if is_sum else 0, 1, number if is_sum else nan, nan, 1.0, 0.0]
+    row = [*head, *[nan] * 2 * OF_ALL, *((nan,) if is_sum else (number,)), nan, nan, over if is_sum else nan, nan, nan]
     assert len(list(terms_of(row))) == 1
     return row
 

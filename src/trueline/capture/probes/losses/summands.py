@@ -6,6 +6,7 @@ before backward uses it, and nothing of it is kept. Letters: N targets, C classe
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ Scalar = float | Tensor
 @dataclass(frozen=True)
 class Summand:
     """One part of a loss: what computes it ('' for what has no name), the numbers that it alone is multiplied and
-    divided by, whether a mean is taken on the way, and the operation that it ends at.
+    divided by, whether a mean is taken on the way, the operation that it ends at, and the first reduction on the way:
+    "Mean", "Sum" or none.
     """
 
     function: str
@@ -60,6 +62,7 @@ class Summand:
     divisors: tuple[Scalar, ...]
     averages: bool
     node: Any
+    reduction: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,16 @@ class _Way:
     multipliers: tuple[Scalar, ...] = ()
     divisors: tuple[Scalar, ...] = ()
     averages: bool = False
+    reduction: str = ""
 
     def to(self, edge: Any, *, multiplier: Scalar | None = None, divisor: Scalar | None = None) -> _Way:
         more = () if multiplier is None or _is_one(multiplier) else (multiplier,)
         less = () if divisor is None or _is_one(divisor) else (divisor,)
-        averages = self.averages or operation_of(self.node) == "Mean"
-        return _Way(edge[0], edge[1], self.multipliers + more, self.divisors + less, averages)
+        operation = operation_of(self.node)
+        reduces = not self.reduction and operation in ("Mean", "Sum") and _num_reduced(self.node) > 1
+        reduction = operation if reduces else self.reduction
+        averages = self.averages or operation == "Mean"
+        return _Way(edge[0], edge[1], self.multipliers + more, self.divisors + less, averages, reduction)
 
 
 def summands_of(root: Tensor) -> Summands | None:
@@ -166,10 +173,17 @@ def averages_itself(node: Any) -> bool:
     return int(node._saved_reduction) == _MEAN
 
 
+def is_mean(part: Summand) -> bool:
+    """True of a part that is a mean, and no sum, before it is multiplied by anything: of a function of torch by its
+    reduction, else by the first reduction on the way.
+    """
+    return part.reduction == "Mean" or (not part.reduction and getattr(part.node, "_saved_reduction", None) == _MEAN)
+
+
 def _beyond(way: _Way, trunk: _Way) -> _Way:
     """The part of ``way`` that comes after ``trunk``."""
     multipliers, divisors = way.multipliers[len(trunk.multipliers) :], way.divisors[len(trunk.divisors) :]
-    return _Way(way.node, way.output, multipliers, divisors)
+    return _Way(way.node, way.output, multipliers, divisors, reduction=way.reduction)
 
 
 def _scaled(way: _Way, most: int) -> _Way:
@@ -232,7 +246,7 @@ def _summand(way: _Way) -> Summand:
     function = next((words for begins, words in _NAMES if operation.startswith(begins)), "")
     if not function and "CrossEntropy" in operation:
         function = "cross-entropy"
-    return Summand(function, way.multipliers, way.divisors, way.averages, way.node)
+    return Summand(function, way.multipliers, way.divisors, way.averages, way.node, way.reduction)
 
 
 def _operand(node: Any) -> Tensor | None:
@@ -246,6 +260,11 @@ def _number(operand: Tensor | None) -> Scalar | None:
         return None
     operand = local(operand.detach())
     return float(operand) if operand.device.type == "cpu" else operand.to(torch.float64).reshape(())
+
+
+def _num_reduced(node: Any) -> int:
+    """Elements that a mean or a sum is taken of."""
+    return math.prod(getattr(node, "_saved_self_sym_sizes", ()))
 
 
 def _numel(node: Any) -> int:
