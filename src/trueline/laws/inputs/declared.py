@@ -17,13 +17,15 @@ COLUMNS: tuple[Column, ...] = (
         "list<int64>",
         "",
         "Of each of these a digest in all passes of the step, whether all its elements are one number, the bits of "
-        "that as float64, and 1 where they look like standard normal noise, plus 2 where all rows are alike.",
+        "the smallest as float64, 1 where they look like standard normal noise, plus 2 where all rows are alike, and "
+        "the bits of the largest.",
     ),
 )
 
 LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
+    answers={"facts": "facts.SUBJECTS"},
     checks={
         "draws-alike": Code(),
         "input-constant": Code(explains=("worker-silent", "*unlike-worker")),

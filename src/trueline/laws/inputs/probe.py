@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -25,7 +26,7 @@ from trueline.capture.probes.losses import descent
 from trueline.capture.probes.losses.loss_inputs import targets_of
 from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.passes import Pass
-from trueline.schema.columns.input_values import NOISE, NUM_FIELDS, ROWS_ALIKE, InputFact, facts_text
+from trueline.schema.columns.input_values import NOISE, NUM_FIELDS, ROWS_ALIKE, InputFact, facts_text, float_of
 from trueline.tensor.digest import digest_tensor
 
 MAX_TENSORS = 16
@@ -111,7 +112,9 @@ def _row(forward_pass: Pass, tensors: list[tuple[InputFact, Tensor]]) -> list[Ro
 
 
 def _numbers(x: Tensor) -> Tensor:
-    """int64 [F]: digest, 1 if all elements are one number, the bits of it as float64, what kinds it is of."""
+    """int64 [F]: digest, 1 if all elements are one number, the bits of the smallest as float64, what kinds it is of,
+    the bits of the largest.
+    """
     flat = x.flatten()
     flat = flat.to(torch.uint8) if flat.dtype == torch.bool else flat
     smallest, largest = flat.aminmax()
@@ -119,7 +122,8 @@ def _numbers(x: Tensor) -> Tensor:
     if x.dim() and len(x) > 1:
         rows = x.reshape(len(x), -1)[:, :ROW_BEGIN]
         kinds += (rows == rows[:1]).all().long() * ROWS_ALIKE
-    return torch.stack([digest_tensor(x), (smallest == largest).long(), smallest.double().view(torch.int64), kinds])
+    ends = [end.double().view(torch.int64) for end in (smallest, largest)]
+    return torch.stack([digest_tensor(x), (smallest == largest).long(), ends[0], kinds, ends[1]])
 
 
 def _is_noise(flat: Tensor) -> Tensor:
@@ -147,14 +151,17 @@ def _merge_passes(values_MF: Tensor) -> list[int]:
     """The numbers of each tensor in all passes."""
     numbers: list[int] = []
     for passes in values_MF.view(len(values_MF), -1, NUM_FIELDS).transpose(0, 1).tolist():
-        digest, single, bits, _ = passes[0]
+        digest, single, smallest, _, _ = passes[0]
         # passes that read one content keep its digest, so that it can be compared with steps of one pass
         if any(fields[0] != digest for fields in passes):
             mixed = xxhash.xxh3_64_intdigest(repr([fields[0] for fields in passes]).encode())
             digest = mixed - (1 << 63)
-        is_single = single and all(fields[1] and fields[2] == bits for fields in passes)
+        is_single = single and all(fields[1] and fields[2] == smallest for fields in passes)
         kinds = functools.reduce(operator.and_, (fields[3] for fields in passes))
-        numbers += [digest, int(is_single), bits, kinds]
+        # NaN is smaller than nothing: min() would depend on where it stands
+        least = min((fields[2] for fields in passes), key=lambda bits: (not math.isnan(float_of(bits)), float_of(bits)))
+        greatest = max((fields[4] for fields in passes), key=lambda bits: (math.isnan(float_of(bits)), float_of(bits)))
+        numbers += [digest, int(is_single), least, kinds, greatest]
     return numbers
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-NUM_FIELDS = 4
-"""Numbers of each tensor in ``input_values``."""
+NUM_FIELDS = 5
+"""Numbers of each tensor in ``input_values``; older Runs lack the last one, the bits of the largest element."""
 NOISE, ROWS_ALIKE = 1, 2
-"""Bits of the last of them."""
+"""Bits of the fourth of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class InputValue:
     """What it was at a step: a digest of its content in all passes; ``single`` is the number that all of its elements
     are, None where they differ; ``is_noise`` whether it looks like independent numbers of a standard normal
     distribution; ``rows_alike`` whether all of its rows, two or more, begin with the same elements in each pass.
+    ``least`` and ``greatest`` are those of its elements; NaN where an older Run does not tell.
     """
 
     fact: InputFact
@@ -40,6 +42,8 @@ class InputValue:
     single: float | None
     is_noise: bool
     rows_alike: bool = False
+    least: float = math.nan
+    greatest: float = math.nan
 
 
 def facts_text(facts: Sequence[InputFact]) -> str:
@@ -50,13 +54,25 @@ def facts_text(facts: Sequence[InputFact]) -> str:
 def input_values(facts: str, numbers: Sequence[int]) -> tuple[InputValue, ...]:
     """Of one row of both columns; empty where they are not of each other."""
     facts_of_row = _facts_of(facts)
-    if len(numbers) != NUM_FIELDS * len(facts_of_row):
+    num_fields = next((num for num in (NUM_FIELDS, NUM_FIELDS - 1) if len(numbers) == num * len(facts_of_row)), 0)
+    if not num_fields:
         return ()
-    return tuple(
-        InputValue(fact, digest, _float_of(bits) if single else None, bool(kinds & NOISE), bool(kinds & ROWS_ALIKE))
-        for fact, (digest, single, bits, kinds) in zip(
-            facts_of_row, zip(*(iter(map(int, numbers)),) * NUM_FIELDS, strict=True), strict=True
-        )
+    rows = zip(*(iter(map(int, numbers)),) * num_fields, strict=True)
+    return tuple(_value_of(fact, *row) for fact, row in zip(facts_of_row, rows, strict=True))
+
+
+def _value_of(
+    fact: InputFact, digest: int, single: int, smallest: int, kinds: int, largest: int | None = None
+) -> InputValue:
+    least, greatest = (math.nan, math.nan) if largest is None else (float_of(smallest), float_of(largest))
+    return InputValue(
+        fact,
+        digest,
+        float_of(smallest) if single else None,
+        bool(kinds & NOISE),
+        bool(kinds & ROWS_ALIKE),
+        least,
+        greatest,
     )
 
 
@@ -69,5 +85,6 @@ def _facts_of(text: str) -> tuple[InputFact, ...]:
     )
 
 
-def _float_of(bits: int) -> float:
+def float_of(bits: int) -> float:
+    """The float64 of these ``bits``."""
     return struct.unpack("<d", struct.pack("<q", bits))[0]
