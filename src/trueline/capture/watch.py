@@ -259,7 +259,7 @@ class Watch:
         trains, step = torch.is_grad_enabled(), self._recorder.now
         # passes of a model in training mode without gradients count as untrained only until it trains
         if not module.training or not (trains or self.updates.ended_any):
-            self._probes.evaluations.begins(module, step=step)
+            self._probes.evaluations.begins(module, args, kwargs, step=step)
         if not trains:
             return
         self._end_unseen()

@@ -27,8 +27,10 @@ from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.model.untraced import OWN_MODULES, in_backward, script_line
 from trueline.capture.probes.around_update.sampling import EARLY, Waiting, gap
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.evaluated_samples import EvaluatedSamples
 from trueline.capture.probes.own_draws import draws
 from trueline.capture.probes.surroundings import torch_states
+from trueline.capture.step.own_columns import digest_columns
 from trueline.schema.columns.evaluations import UntrainedPass, evaluations_text
 from trueline.schema.safe_logger import SafeLogger
 
@@ -45,6 +47,7 @@ ITERATIONS = 8
 _MASKS = ("bernoulli_", "native_dropout")
 """Operations by which torch's dropout of all kinds draws, on host and device."""
 _PLAIN = (Tensor, nn.Parameter)
+_DIGESTS = "evaluated_digests"
 _OBSERVERS = ("torch.ao.", "torch.quantization", "torchao.")
 """Modules from here watch what flows by, in evaluation mode too."""
 
@@ -140,7 +143,9 @@ class UntrainedPasses:
 
 
 class EvaluationProbe:
-    """The columns ``evaluations`` and ``evaluation_values``, at the first sampled step after the passes."""
+    """The columns ``evaluations`` and ``evaluation_values``, and ``evaluated`` and ``evaluated_digests``, at the first
+    sampled step after the passes.
+    """
 
     name = "evaluations"
     moments = ("update", "closed")
@@ -150,6 +155,8 @@ class EvaluationProbe:
         self._guard = guard
         self._recorder = UntrainedPasses()
         self._waiting = Waiting[str]()
+        self._samples = EvaluatedSamples()
+        self._evaluated = Waiting[str]()
         self._looks = True
 
     def begin(self, step: Step) -> bool:
@@ -158,27 +165,39 @@ class EvaluationProbe:
         return step.sampled
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        passes, self._recorder.passes = self._recorder.passes, []
-        if not passes:
+        if not self._recorder.passes and not self._samples.batches:  # nearly always
             return {}
+        passes, self._recorder.passes = self._recorder.passes, []
+        columns: dict[str, Tensor] = {}
+        if (samples := self._samples.take(trains=moment == "update")) is not None:
+            text, columns[_DIGESTS] = samples
+            self._evaluated.add(step.number, text)
+        if not passes:
+            return columns
         self._waiting.add(step.number, evaluations_text([untrained_pass for untrained_pass, _ in passes]))
         numbers = [values.to(step.layout.device) for _, values in passes if values is not None]
-        return {"evaluation_values": torch.cat(numbers) if numbers else torch.zeros(0)}
+        return columns | {"evaluation_values": torch.cat(numbers) if numbers else torch.zeros(0)}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        columns: dict[str, Any] = {}
+        if (text := self._evaluated.take(step.number)) is not None and _DIGESTS in host:
+            columns = {"evaluated": text, **digest_columns(host, _DIGESTS)}
         text = self._waiting.take(step.number)
         if text is None or "evaluation_values" not in host:
-            return {}
-        return {"evaluations": text, "evaluation_values": host["evaluation_values"].tolist()}
+            return columns
+        return columns | {"evaluations": text, "evaluation_values": host["evaluation_values"].tolist()}
 
     def know(self, passes: Sequence[tuple[UntrainedPass, Tensor | None]]) -> None:
         """Take what was seen before watching began."""
         self._recorder.passes = [*passes, *self._recorder.passes][:MAX_PENDING]
 
-    def begins(self, module: nn.Module, *, step: int) -> None:
+    def begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, step: int) -> None:
+        """A pass of ``module`` on these begins."""
         if self._looks:
             with self._guard(self.name):
                 self._recorder.begins(module, step=step)
+                if not (module.training or torch.is_grad_enabled() or in_backward() or _is_capturing()):
+                    self._samples.look(args, kwargs, step=step)
 
     def ended(self, module: nn.Module) -> None:
         """It has returned."""

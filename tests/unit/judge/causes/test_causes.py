@@ -375,6 +375,7 @@ def test_every_code_has_a_cause():
         "evaluation-draws",
         "evaluation-state",
         "frozen-untrained",
+        "held-out-trained",
         "inputs-equal",
         "labels-sorted",
         "one-for-all-samples",
