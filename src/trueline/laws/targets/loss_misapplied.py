@@ -6,7 +6,9 @@ What it finds
 probabilities in front of `nll_loss` or `kl_div`, which take logarithms; predictions [B, 1] less targets [B], which
 compares each sample with the target of every other; binary targets that are not between 0 and 1; targets of `ctc_loss`
 that are its blank, which is no letter; logits that end in ReLU, in tanh or as cosines, without a temperature; targets
-of a regression that the last activation cannot give, as those below 0 behind ReLU; `kl_div` with `reduction="mean"`,
+of a regression that the last activation cannot give, as those below 0 behind ReLU; logits that a view has put from
+[B, T, C] into [B, C, T], or from [B, C, H, W] into [N, C]; `log_softmax` over samples; a binary cross-entropy whose
+arguments are swapped; `kl_div` with `reduction="mean"`,
 which divides by the number of classes as well; a bootstrap target, r + gamma * max Q(s'), that is not detached. All
 ranks share such a fault, so that comparing them shows nothing.
 
@@ -64,6 +66,8 @@ from typing import NamedTuple
 
 from trueline.laws.targets.loss_inputs import loss_finding, loss_inputs
 from trueline.schema.columns.loss_inputs import (
+    ARGUMENTS_SWAPPED,
+    CLASSES_SCRAMBLED,
     DIVERGENCE_BY_CLASS,
     DIVERGENCE_OF_PROBABILITIES,
     LOG_MISSING,
@@ -72,6 +76,7 @@ from trueline.schema.columns.loss_inputs import (
     LOGITS_COSINES,
     ROWS_WITH_ROWS,
     SIGMOID_TWICE,
+    SOFTMAX_OF_SAMPLES,
     SOFTMAX_TWICE,
     TARGET_ATTACHED,
     VALUE_ATTACHED,
@@ -143,9 +148,23 @@ _MISUSES = {
         "log(1 + (C - 1) / exp(2)) of C classes.",
         "Divide the similarities by a temperature (0.07 is usual) before the loss.",
     ),
+    CLASSES_SCRAMBLED: _Misuse(
+        "The logits of {} are put into another shape by a view, which mixes classes with places: what the "
+        "cross-entropy takes for the classes of one place is no row of the last layer.",
+        "Move the dimension of the classes with transpose, permute or movedim, not with view or reshape.",
+    ),
+    SOFTMAX_OF_SAMPLES: _Misuse(
+        "log_softmax of {} adds up to 1 over samples or places, not over the classes that nll_loss chooses from.",
+        "Give log_softmax the dimension of the classes: dim=1 for [B, C] and [B, C, T].",
+    ),
+    ARGUMENTS_SWAPPED: _Misuse(
+        "The binary cross-entropy of {} is given the prediction as its target: its first argument needs no gradient, "
+        "its second does.",
+        "Swap them: binary_cross_entropy(prediction, target).",
+    ),
 }
 
-_MAY_BE_MEANT = (DIVERGENCE_BY_CLASS, VALUE_ATTACHED, LOGITS_CLIPPED, LOGITS_BOUNDED, LOGITS_COSINES)
+_MAY_BE_MEANT = (DIVERGENCE_BY_CLASS, VALUE_ATTACHED, LOGITS_CLIPPED, LOGITS_BOUNDED, LOGITS_COSINES, ARGUMENTS_SWAPPED)
 """Kinds that are no fault by themselves: their Finding is to confirm."""
 
 

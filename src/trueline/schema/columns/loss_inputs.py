@@ -16,6 +16,9 @@ VALUE_ATTACHED = "value-attached"
 LOGITS_CLIPPED = "logits-clipped"
 LOGITS_BOUNDED = "logits-bounded"
 LOGITS_COSINES = "logits-cosines"
+CLASSES_SCRAMBLED = "classes-scrambled"
+SOFTMAX_OF_SAMPLES = "softmax-of-samples"
+ARGUMENTS_SWAPPED = "arguments-swapped"
 
 KINDS = (
     SOFTMAX_TWICE,
@@ -29,6 +32,9 @@ KINDS = (
     LOGITS_CLIPPED,
     LOGITS_BOUNDED,
     LOGITS_COSINES,
+    CLASSES_SCRAMBLED,
+    SOFTMAX_OF_SAMPLES,
+    ARGUMENTS_SWAPPED,
 )
 """What can be wrong with what a loss is given, as its graph shows it: bit n of the first number is kind n."""
 

@@ -7,6 +7,7 @@ Letters: B samples, T positions of the input, L of the target.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,8 @@ from trueline.capture.probes.losses.cross_entropy import (
 )
 from trueline.schema.columns.input_values import InputFact
 from trueline.schema.columns.loss_inputs import (
+    ARGUMENTS_SWAPPED,
+    CLASSES_SCRAMBLED,
     DIVERGENCE_BY_CLASS,
     DIVERGENCE_OF_PROBABILITIES,
     KINDS,
@@ -36,6 +39,7 @@ from trueline.schema.columns.loss_inputs import (
     LOGITS_COSINES,
     ROWS_WITH_ROWS,
     SIGMOID_TWICE,
+    SOFTMAX_OF_SAMPLES,
     SOFTMAX_TWICE,
 )
 
@@ -163,11 +167,11 @@ def _functions(roots: Iterable[Tensor]) -> Iterator[tuple[Any, str, list[Any]]]:
             pending.extend(below)
 
 
-def _source(edge: Any) -> Any:
+def _source(edge: Any, looked_through: re.Pattern[str] = _LOOKED_THROUGH) -> Any:
     """The node that made the elements that pass along ``edge``: views, casts and choices of them are looked through."""
     node, output = edge
     for _ in range(_MAX_LOOKED_THROUGH):
-        if node is None or _LOOKED_THROUGH.fullmatch(operation_of(node)) is None:
+        if node is None or looked_through.fullmatch(operation_of(node)) is None:
             break
         at = output if operation_of(node) == SINK else 0
         node, output = node.next_functions[at] if len(node.next_functions) > at else (None, 0)
@@ -183,13 +187,12 @@ def _misused(node: Any, operation: str, below: list[Any]) -> Iterator[str]:
     if len(below) != 1:
         return
     (edge,) = below
+    if operation in _BINARY and node.next_functions[0][0] is None:
+        yield ARGUMENTS_SWAPPED
+    if operation.startswith("NllLoss"):
+        yield from _misplaced_classes(_places_of(edge))
     if operation in ("LogSoftmax", "BinaryCrossEntropyWithLogits"):
-        source = _source(edge)
-        activation = "" if source is None else operation_of(source)
-        if activation in _LOGITS_OF:
-            yield _LOGITS_OF[activation]
-        elif activation in ("Mm", "Bmm") and all(map(_is_normalized, source.next_functions)):
-            yield LOGITS_COSINES
+        yield from _bounded(_source(edge))
     if operation == "LogSoftmax" and _source_operation(edge) in _PROBABILITIES:
         yield SOFTMAX_TWICE
     elif operation == "BinaryCrossEntropyWithLogits" and _source_operation(edge) in _PROBABILITIES:
@@ -202,6 +205,42 @@ def _misused(node: Any, operation: str, below: list[Any]) -> Iterator[str]:
         yield DIVERGENCE_OF_PROBABILITIES
     elif operation in _DISTANCES and _rows_with_rows(node, edge):
         yield ROWS_WITH_ROWS
+
+
+def _bounded(logits: Any) -> Iterator[str]:
+    """What bounds the logits that this node made."""
+    activation = "" if logits is None else operation_of(logits)
+    if activation in _LOGITS_OF:
+        yield _LOGITS_OF[activation]
+    elif activation in ("Mm", "Bmm") and all(map(_is_normalized, logits.next_functions)):
+        yield LOGITS_COSINES
+
+
+def _misplaced_classes(log_softmax: Any) -> Iterator[str]:
+    """Of what makes the elements of a cross-entropy, all of them and in its order: classes that are no outputs of the
+    last layer, as a view takes them across its rows, and logarithms that are normalized over samples or positions.
+    """
+    if log_softmax is None or operation_of(log_softmax) != "LogSoftmax":
+        return
+    shape, dim = _shape(log_softmax), int(log_softmax._saved_dim)
+    if len(shape) < 2:
+        return
+    dim = dim if dim < len(shape) else dim - (1 << 64) + len(shape)  # torch keeps -1 as an unsigned number
+    layer = _places_of(log_softmax.next_functions[0])
+    if dim != 1:
+        # with more dimensions a view to [N, C] may be behind it, for which any other than the first can be right
+        if len(shape) == 2 or dim == 0:
+            yield SOFTMAX_OF_SAMPLES
+        return
+    made = () if layer is None else _shape(layer)
+    if layer is None or operation_of(layer) not in _LAYERS or len(made) < 2 or math.prod(made) != math.prod(shape):
+        return
+    is_convolution = operation_of(layer) == "Convolution"
+    num_classes = made[1] if is_convolution else made[-1]
+    of_rows = math.prod(made[2:]) if is_convolution else math.prod(shape[2:])
+    # [B, C, H, W] that is viewed as [B * H * W, C], or [B * T, C] as [B, C, T]; a layer may return [C * T] on purpose
+    if of_rows > 1 and num_classes == shape[1] and (len(shape) == 2) == is_convolution:
+        yield CLASSES_SCRAMBLED
 
 
 def _is_normalized(edge: Any) -> bool:
@@ -239,7 +278,8 @@ def _beyond_reach(node: Any, operation: str, below: list[Any], device: torch.dev
         reach, source = _reach_of(next((side for side in sides if side[0] is not None), (None, 0)))
         if len(constants) != 1 or reach is None or is_hooked(node._raw_saved_self):
             return None
-        if is_hooked(source._raw_saved_result) or not _keeps_places(sides):
+        moved = next(_places_of(side) for side in sides if side[0] is not None) is not source
+        if moved or is_hooked(source._raw_saved_result):
             return None
         difference, prediction = node._saved_self.detach(), source._saved_result.detach()
         if difference.numel() != prediction.numel():
@@ -262,17 +302,11 @@ def _reach_of(edge: Any) -> tuple[_Range | None, Any]:
     return (None if source is None else _RANGES.get(operation_of(source))), source
 
 
-def _keeps_places(edges: Iterable[Any]) -> bool:
-    """True where nothing between an activation and a difference moves elements."""
-    node, output = next(edge for edge in edges if edge[0] is not None)
-    for _ in range(_MAX_LOOKED_THROUGH):
-        if node is None or operation_of(node) in _RANGES:
-            return node is not None
-        if _SAME_PLACES.fullmatch(operation_of(node)) is None:
-            return False
-        at = output if operation_of(node) == SINK else 0
-        node, output = node.next_functions[at] if len(node.next_functions) > at else (None, 0)
-    return False
+def _places_of(edge: Any) -> Any:
+    """The node that made the elements that pass along ``edge``, where all of them do and in its order; else the one
+    that chose or moved them.
+    """
+    return _source(edge, _SAME_PLACES)
 
 
 def _divergence_of(sub: Any) -> str:

@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 from trueline.capture.probes.losses.loss_inputs import row_of
 from trueline.schema.columns.loss_inputs import (
+    ARGUMENTS_SWAPPED,
+    CLASSES_SCRAMBLED,
     DIVERGENCE_BY_CLASS,
     DIVERGENCE_OF_PROBABILITIES,
     KINDS,
@@ -16,6 +18,7 @@ from trueline.schema.columns.loss_inputs import (
     LOGITS_COSINES,
     ROWS_WITH_ROWS,
     SIGMOID_TWICE,
+    SOFTMAX_OF_SAMPLES,
     SOFTMAX_TWICE,
     LossInputs,
 )
@@ -26,6 +29,8 @@ x = torch.randn(B, 4, generator=torch.Generator().manual_seed(0))
 y, z = torch.arange(B) % V, x[:, 0]
 classes, one = nn.Linear(4, V), nn.Linear(4, 1)
 share = torch.full((B, V), 1 / V)
+places, pictures = x[:, None].expand(B, T, 4) + torch.arange(T)[:, None], torch.ones(B, 4, 2, T // 2)
+y_BT, convolved = torch.arange(B * T).view(B, T) % V, nn.Conv2d(4, V, 1)
 prototypes = torch.eye(V).requires_grad_()
 unit = F.normalize
 
@@ -62,6 +67,13 @@ def looked(loss, ids=None, mask=None):
         (lambda: F.binary_cross_entropy_with_logits(one(x).relu()[:, 0], (z > 0).float()), LOGITS_CLIPPED),
         (lambda: F.cross_entropy(classes(x).tanh(), y), LOGITS_BOUNDED),
         (lambda: F.cross_entropy(unit(classes(x)) @ unit(prototypes).T, y), LOGITS_COSINES),
+        (lambda: F.cross_entropy(classes(places).view(B, V, T), y_BT), CLASSES_SCRAMBLED),
+        (lambda: F.cross_entropy(classes(places).reshape(B, V, T), y_BT, reduction="sum"), CLASSES_SCRAMBLED),
+        (lambda: F.cross_entropy(convolved(pictures).view(-1, V), y_BT.flatten()), CLASSES_SCRAMBLED),
+        (lambda: F.nll_loss(classes(x).log_softmax(0), y), SOFTMAX_OF_SAMPLES),
+        (lambda: F.nll_loss(classes(places).transpose(1, 2).log_softmax(0), y_BT), SOFTMAX_OF_SAMPLES),
+        (lambda: F.binary_cross_entropy((z > 0).float(), one(x).sigmoid()[:, 0]), ARGUMENTS_SWAPPED),
+        (lambda: F.binary_cross_entropy_with_logits((z > 0).float(), one(x)[:, 0]), ARGUMENTS_SWAPPED),
         (lambda: F.cross_entropy(by_norm(classes(x)) @ by_norm(classes(x + 1)).T, torch.arange(B)), LOGITS_COSINES),
     ],
 )
@@ -89,6 +101,17 @@ def test_a_misuse_is_known_by_its_operations(loss, kind):
         lambda: F.mse_loss(classes(x), z[:, None].expand(B, V)),
         lambda: F.mse_loss(nn.Linear(4, B)(x), torch.eye(B)),
         lambda: F.cross_entropy(classes(x.relu()), y),
+        lambda: F.cross_entropy(classes(places).transpose(1, 2), y_BT),
+        lambda: F.cross_entropy(classes(places).view(-1, V), y_BT.flatten()),
+        lambda: F.cross_entropy(classes(places)[:, -1], y),
+        lambda: F.nll_loss(classes(places).log_softmax(-1).view(-1, V), y_BT.flatten()),
+        lambda: F.nll_loss(classes(places).log_softmax(2).transpose(1, 2), y_BT),
+        lambda: F.cross_entropy(nn.Linear(4, V * T)(x).view(B, V, T), y_BT),
+        lambda: F.cross_entropy(convolved(pictures).flatten(2), y_BT),
+        lambda: F.cross_entropy(convolved(pictures), y_BT.view(B, 2, T // 2)),
+        lambda: F.cross_entropy(convolved(pictures).permute(0, 2, 3, 1).reshape(-1, V), y_BT.flatten()),
+        lambda: F.cross_entropy(convolved(pictures[:, :, :1, :1]).view(-1, V), y),
+        lambda: F.cross_entropy(convolved(pictures)[:, :, 0, 0], y),
         lambda: F.cross_entropy(classes(x).tanh() * 10, y),
         lambda: F.cross_entropy(F.leaky_relu(classes(x)), y),
         lambda: F.cross_entropy(unit(classes(x)) @ unit(prototypes).T / 0.07, y),
