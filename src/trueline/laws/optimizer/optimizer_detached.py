@@ -19,11 +19,11 @@ back to the model changes digests, and is no finding.
 
 Of an optimizer that holds a part of the model, the rest may be left out on purpose: `param-frozen` tells of it as
 information. It is a warning here where something shows that it was to train: a parameter was frozen and is no longer;
-another tensor has taken its place; it began bit for bit as a copy of one that is trained; or what is left out has the
-last parameter of the model and less than half of its elements, as nobody trains the beginning of a model alone who does
-not freeze its end. So it is where the optimizer has groups with and without weight decay, which are made of all
-parameters by their names, and holds others of the modules that they are of. These, too, have gradients and stay as they
-are, at three updates or more.
+it came into the model while training went on, as a second adapter does; another tensor has taken its place; it began
+bit for bit as a copy of one that is trained; or what is left out has the last parameter of the model and less than half
+of its elements, as nobody trains the beginning of a model alone who does not freeze its end. So it is where the
+optimizer has groups with and without weight decay, which are made of all parameters by their names, and holds others of
+the modules that they are of. These, too, have gradients and stay as they are, at three updates or more.
 
 What it may miss
 ----------------
@@ -129,6 +129,10 @@ _SIGNS: Mapping[str, tuple[str, str]] = {
     "unfrozen": (
         "frozen before and no longer",
         "Call optimizer.add_param_group for what is unfrozen, or hold it from the start.",
+    ),
+    "added": (
+        "which came into the model while training went on",
+        "Call optimizer.add_param_group for what is added (an adapter, a layer), or make the optimizer after that.",
     ),
     "replaced": (
         "in the place of what it holds",

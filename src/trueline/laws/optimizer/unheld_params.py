@@ -22,7 +22,7 @@ from trueline.store.reader import Run
 FEWEST = 3
 """Updates between the first and the last digest: a warm-up may begin with a learning rate of 0."""
 
-TrainingSign = Literal["all", "frozen", "unfrozen", "replaced", "untied", "last", "ungrouped", ""]
+TrainingSign = Literal["all", "frozen", "unfrozen", "added", "replaced", "untied", "last", "ungrouped", ""]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class UnheldParams:
     that they were to train:
 
     - the optimizer lacks ``all`` of the model, or holds nothing but what is ``frozen`` (``held_frozen``);
-    - they were ``unfrozen`` or ``replaced`` while training went on;
+    - they were ``unfrozen``, ``added`` to the model or ``replaced`` while training went on;
     - they began as a copy of one that it holds (``untied``);
     - they are the ``last`` of a model most of which it holds;
     - they are missing from groups by weight decay (``ungrouped``);
@@ -136,13 +136,17 @@ class _UnheldParam:
     def sign(self) -> tuple[int, TrainingSign]:
         """The step from which on it is outside, and what shows that it was to train."""
         env = self.run.env[self.rank]
-        was_frozen = self.name in (env.lists[0] if env.lists else env).frozen
+        first = env.lists[0] if env.lists else env
+        was_frozen = self.name in first.frozen
+        is_new = not was_frozen and self.name not in first.params
         for change in env.changes:
             if change.name == self.name and change.step <= self.start:
                 if change.replaced:
                     return change.step, "replaced"
                 if change.trains and was_frozen:
                     return self.start, "unfrozen"
+                if change.trains and is_new:
+                    return self.start, "added"
                 was_frozen = was_frozen or not change.trains
         return self.start, "untied" if self.name in _copies_of_moving(self.run, self.rank) else "last"
 

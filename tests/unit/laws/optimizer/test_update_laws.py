@@ -333,6 +333,59 @@ def test_what_was_to_train_and_no_optimizer_holds(tmp_path, make, before, kind, 
     )
 
 
+SECOND = 20
+"""The step from which a second part is trained, behind those that are all sampled."""
+
+
+def _insert(step, model, optimizer):
+    if step == SECOND:
+        model[2] = nn.Sequential(nn.ReLU(), nn.Linear(32, 32))
+
+
+def _take_turns(step, model, optimizer):
+    """The first layer is trained, then the last one alone, as two adapters are."""
+    if step == SECOND:
+        model[0].requires_grad_(False)
+        model[3].requires_grad_(True)
+
+
+def _first_alone():
+    model = mlp().requires_grad_(False)
+    model[0].requires_grad_(True)
+    return model
+
+
+def _of_the_first(model):
+    return adamw(model[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "before", "kind", "names", "severity"),
+    [
+        (adamw, _insert, "added", ["2.1.weight", "2.1.bias"], "warning"),
+        (_of_the_first, _take_turns, "unfrozen", ["3.weight", "3.bias"], "warning"),
+    ],
+)
+def test_a_second_part_that_is_trained_by_nobody(tmp_path, make, before, kind, names, severity):
+    model = mlp if make is adamw else _first_alone
+    trained(tmp_path / "run", make, steps=SECOND + 28, before=before, model=model)
+    finding = findings(tmp_path / "run")["optimizer-detached"]
+    assert (finding.severity, finding.evidence["kind"], finding.evidence["names"]) == (severity, kind, names)
+    assert finding.step_first in (SECOND, SECOND + 1)
+
+
+@pytest.mark.parametrize("change", [_insert, _take_turns])
+def test_a_second_part_that_the_optimizer_is_given_is_healthy(tmp_path, change):
+    def before(step, model, optimizer):
+        change(step, model, optimizer)
+        if step == SECOND:
+            optimizer.add_param_group({"params": list(model[2 if change is _insert else 3].parameters())})
+
+    make, model = (adamw, mlp) if change is _insert else (_of_the_first, _first_alone)
+    trained(tmp_path / "run", make, steps=SECOND + 28, before=before, model=model)
+    assert "optimizer-detached" not in findings(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("name", "begins"),
     [

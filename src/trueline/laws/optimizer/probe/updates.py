@@ -44,11 +44,17 @@ class UpdateProbe:
         self._handles: list[Any] = []
         self._waiting = Waiting[UpdateSample]()
         self._was_still = False
+        self._layout_digest: int | None = None
         self._forget()
 
     def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then, and in the next ones after an update that looks like none."""
+        """In the first steps, then now and then, and in the next ones after an update that looks like none, or after
+        other parameters came to be trained: an optimizer that was made before may lack these.
+        """
         self._forget()
+        if self._layout_digest not in (None, step.layout.digest):
+            self._times.look_again()
+        self._layout_digest = step.layout.digest
         return step.sampled and self._times.due(step)
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
