@@ -1,4 +1,5 @@
-"""D12, D15. Epochs have one order of samples, though the sampler shuffles; data are read sorted by class.
+"""D12, D15, D17. Epochs have one order of samples, though the sampler shuffles; data are read sorted by class; inputs
+and labels are shuffled apart.
 
 Who had it: everyone who forgot `sampler.set_epoch(epoch)`, which torch's documentation warns of; loops that seed the
 global generator at the beginning of each epoch; streams that shuffle with one seed; folders of classes that are read
@@ -129,6 +130,24 @@ def _by_class(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, problem.model(), batches=epochs(loader))
 
 
+def _apart(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """Pictures and labels of two loaders, each with a shuffle of its own, or of one."""
+    problem = Vision()
+    rows = problem.dataset(16 * STEPS_OF_EPOCH)
+    images, labels = rows.columns["image"].unbind(0), rows.columns["label"].unbind(0)
+    pairs = list(zip(images, labels, strict=True))
+
+    def batches() -> Iterator[Any]:
+        for _ in range(STEPS // STEPS_OF_EPOCH):
+            if faulty:
+                loaders = [DataLoader(part, batch_size=16, shuffle=True) for part in (images, labels)]
+                yield from ({"image": x, "label": y} for x, y in zip(*loaders, strict=True))
+            else:
+                yield from ({"image": x, "label": y} for x, y in DataLoader(pairs, batch_size=16, shuffle=True))
+
+    return fit(ctx, problem, problem.model(), batches=batches())
+
+
 _fault = variants(
     "D12",
     ("epochs-alike",),
@@ -153,6 +172,17 @@ ENTRIES = (
         trains_differently,
         world_size=1,
         ranks=(0,),
+        family=ORDERS_OF_SAMPLERS,
+    ),
+    Fault(
+        "D17",
+        "inputs and labels are shuffled apart",
+        _apart,
+        ("labels-change",),
+        trains_differently,
+        world_size=1,
+        ranks=(0,),
+        step=STEPS_OF_EPOCH,
         family=ORDERS_OF_SAMPLERS,
     ),
 )

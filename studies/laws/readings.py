@@ -28,7 +28,7 @@ from trueline.capture.probes.around_update.sampling import EARLY, LEAST_GAP, RAR
 from trueline.capture.probes.batch import BatchProbe
 from trueline.capture.probes.surroundings import StreamProbe
 from trueline.laws.inputs.probe import InputProbe
-from trueline.laws.targets.probe import TargetPlaceProbe
+from trueline.laws.targets.probe.places import TargetPlaceProbe
 
 STEPS = EARLY
 """In each of the first steps all of these probes look."""

@@ -168,6 +168,13 @@ def features_of(x: Tensor | None, reference: Tensor) -> Tensor:
     return torch.cat([shares, 1.0 - finite.to(torch.float64)[None]])
 
 
+def first_shape(inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Size | None:
+    """Shape of the first tensor of what a step was fed, whose first dimension is that of samples; None without one."""
+    if inputs and type(inputs[0]) is Tensor and inputs[0].dim():  # as most often: nothing is searched
+        return inputs[0].shape
+    return next((local(x).shape for _, x in _tensors(inputs, kwargs) if x.dim() > 0), None)
+
+
 def token_ids(*inputs: Any, **kwargs: Any) -> Tensor | None:
     """The first whole numbers [B, T] among the inputs of a model that are no label, mask or position; None without."""
     for name, x in _tensors(inputs, kwargs):

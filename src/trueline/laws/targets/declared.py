@@ -40,14 +40,23 @@ COLUMNS: tuple[Column, ...] = (
         "On some sampled steps, of each pass over token ids `EdgeTokens`: what its rows begin and end with, in how "
         "many that stands twice, and the sides of padding.",
     ),
+    Column(
+        "label_digests",
+        "list<uint64>",
+        "",
+        "On sampled steps, one digest per consumed sample of what the loss compares it with, 0 where none of that "
+        "counts; where the loss has one function that keeps labels, and these are one row a sample. The lowest 12 bits "
+        "are the number of classes.",
+    ),
 )
 
 LAW = Law(
     columns=COLUMNS,
-    probes=("probe",),
+    probes=("probe.labels", "probe.places"),
     answers={"facts": "facts.SUBJECTS"},
     checks={
         "end-untrained": Code(),
+        "labels-change": Code(signal="loss"),
         "labels-misplaced": Code(explains=("*unlike-worker",), signal="loss"),
         "loss-misapplied": Code(),
         "padding-trained": Code(),

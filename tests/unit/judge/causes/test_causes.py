@@ -377,6 +377,7 @@ def test_every_code_has_a_cause():
         "frozen-untrained",
         "held-out-trained",
         "inputs-equal",
+        "labels-change",
         "labels-sorted",
         "one-for-all-samples",
         "restart-rate",

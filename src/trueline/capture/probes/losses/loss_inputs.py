@@ -100,7 +100,7 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
     """
     bits = 0
     counts: list[Tensor] = [torch.zeros(_NUMBERS, dtype=torch.int64, device=device)]
-    for node, operation, below in _functions(roots):
+    for node, operation, below in functions_of(roots):
         kinds = [*_misused(node, operation, below), attached_target(node, operation)]
         bits |= sum(1 << KINDS.index(kind) for kind in kinds if kind is not None)
         if operation in _CTC and not is_hooked(node._raw_saved_targets):
@@ -120,7 +120,7 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
 
 def targets_of(roots: Iterable[Tensor]) -> Iterator[tuple[InputFact, Tensor]]:
     """The targets that functions of the loss keep, in a cross-entropy another in place of those that stand for none."""
-    for node, operation, below in _functions(roots):
+    for node, operation, below in functions_of(roots):
         name = next((function for kind, function in _COMPARES.items() if operation.startswith(kind)), "")
         if not name or is_hooked(node._raw_saved_target):
             continue
@@ -150,7 +150,7 @@ def layer_of(below: Sequence[Any]) -> tuple[int, list[Tensor]]:
     return (shape[1], variables) if variables else (0, [])
 
 
-def _functions(roots: Iterable[Tensor]) -> Iterator[tuple[Any, str, list[Any]]]:
+def functions_of(roots: Iterable[Tensor]) -> Iterator[tuple[Any, str, list[Any]]]:
     """The nodes between loss and model, with their operation and what needs a gradient below them."""
     pending = deque((root.grad_fn, root.output_nr) for root in roots)
     visited: set[Any] = set()

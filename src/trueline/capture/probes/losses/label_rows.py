@@ -1,0 +1,71 @@
+"""Digest what the loss compares each sample with, as its graph keeps it.
+
+Letters: B samples, T positions of the input, X elements of a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.capture.probes.losses.cross_entropy import ignored_index, operation_of
+from trueline.capture.probes.losses.loss_inputs import functions_of
+from trueline.capture.probes.losses.saved import saved_tensor
+from trueline.schema.columns.label_digests import KIND_BITS
+from trueline.tensor.digest import digest_rows
+
+UNKNOWN = 0
+"""Stands for the label of a sample none of whose elements counts."""
+MAX_ELEMENTS = 4096
+"""Elements of a label that are looked at, at equal distances: of a mask of pixels."""
+_COMPARES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
+"""Beginnings of the names of operations that keep what they compare with."""
+
+
+def label_rows(roots: Sequence[Tensor], shape: Sequence[int]) -> Tensor | None:
+    """int64 [B] digests of the labels of the only function below a loss that has some; None where there are several, or
+    they are no rows of the samples: of the first input of the model, of ``shape`` [B, T, ...].
+    """
+    nodes = [root.grad_fn for root in roots]
+    if len(nodes) != 1 or not operation_of(nodes[0]).startswith(_COMPARES):
+        nodes = [node for node, operation, _ in functions_of(roots) if operation.startswith(_COMPARES)]
+    if len(nodes) != 1 or not shape:
+        return None
+    target = saved_tensor(nodes[0], "target")
+    # what needs a gradient is no label
+    if target is None or sum(edge[0] is not None for edge in nodes[0].next_functions) != 1:
+        return None
+    label_BX = _by_sample(target, shape)
+    return None if label_BX is None else _digests(label_BX, nodes[0])
+
+
+def _by_sample(target: Tensor, shape: Sequence[int]) -> Tensor | None:
+    """``target`` [B, X] where it has a row for each sample, or one number for each position, or for each but one."""
+    rows = shape[0]
+    if not target.numel() or not rows:
+        return None
+    if target.shape[0] == rows:
+        label_BX = target.reshape(rows, -1)
+        return label_BX[:, :: -(-label_BX.shape[1] // MAX_ELEMENTS)]
+    places = shape[1] if len(shape) > 1 else 0
+    if target.dim() == 1 and target.numel() in (rows * places, rows * (places - 1)):
+        return target.view(rows, -1)[:, :MAX_ELEMENTS]
+    return None
+
+
+def _digests(label_BX: Tensor, node: Any) -> Tensor:
+    if not hasattr(node, "_saved_ignore_index"):
+        return _of_kind(digest_rows(label_BX), 0)
+    counts_BX = label_BX != ignored_index(node)
+    log_probs = getattr(node.next_functions[0][0], "_input_metadata", ())
+    classes = int(log_probs[0].shape[1]) if log_probs and len(log_probs[0].shape) > 1 else 0
+    return torch.where(counts_BX.any(1), _of_kind(digest_rows(label_BX, counts_BX), classes), UNKNOWN)
+
+
+def _of_kind(digests_B: Tensor, kind: int) -> Tensor:
+    """Other classes are another question about a sample."""
+    kinds = 1 << KIND_BITS
+    return digests_B.bitwise_and_(-kinds).bitwise_or_(kind % kinds)
