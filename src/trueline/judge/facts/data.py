@@ -39,10 +39,10 @@ def samples(run: Run) -> tuple[str, Any]:
     if isinstance(size, int) and not isinstance(size, bool):
         text += f"; the data set has {size:,}"
     values = {"read": read, "different": distinct, "data_set": size}
-    # an augmentation makes other samples of one each time
+    # an augmentation makes other samples of one each time, and samples may have the values of another one
     indices = different_indices(run, data_parallel_ranks(run))
-    if indices is not None and indices < distinct:
-        text += f", of which {indices:,} were drawn"
+    if indices is not None and indices != distinct:
+        text += f", of which {indices:,} were drawn" if indices < distinct else ""
         values["drawn"] = indices
     return text, values
 
@@ -84,7 +84,8 @@ def shares(run: Run) -> tuple[str, Any] | None:
     # those of a rank alone, one at a time
     by_rank = [num_distinct(run.flat("sample_digests", ranks=[rank])[-1]) for rank in ranks[:FEW_RANKS]]
     whole = int(epochs_TN[measured_TN].max() - epochs_TN[measured_TN].min())
-    if whole and (drawn := different_indices(run, ranks)) is not None and distinct > drawn:
+    drawn = different_indices(run, ranks) if whole else None
+    if drawn is not None and distinct > drawn:
         return _shares_by_index(run, drawn, size)
     if distinct > size or not whole:
         return None  # values change from epoch to epoch, or the data were not gone through
@@ -92,9 +93,13 @@ def shares(run: Run) -> tuple[str, Any] | None:
     share = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
     who = "each rank" if len(ranks) > 1 else "the training"
     text = f"{who} read {share} of the data set in {counted(whole, 'whole epoch')} and what followed"
-    unread = 0 if _leaves_out_by_chance(run, distinct, size) else size - distinct
+    # samples with the values of another one are no samples that nobody read
+    alike = max(drawn - distinct, 0) if drawn is not None else 0
+    unread = 0 if _leaves_out_by_chance(run, distinct, size) else size - distinct - alike
+    text += f"; {alike:,} of its {size:,} samples have the values of another one" if alike else ""
     text += f"; {unread:,} of its {size:,} samples, by their values, were read by none" if unread else ""
-    return text, {"least": round(low, 4), "most": round(high, 4), "unread": unread, "data_set": size, "epochs": whole}
+    shares_read = {"least": round(low, 4), "most": round(high, 4)}
+    return text, shares_read | {"unread": unread, "alike": alike, "data_set": size, "epochs": whole}
 
 
 def reads_many_twice(value: Mapping[str, Any]) -> bool:
@@ -105,6 +110,19 @@ def reads_many_twice(value: Mapping[str, Any]) -> bool:
 def leaves_many_out(value: Mapping[str, Any]) -> bool:
     """Whether more samples were never read than the ends of epochs explain."""
     return value["unread"] > TWENTIETH * value["data_set"]
+
+
+def has_many_alike(value: Mapping[str, Any]) -> bool:
+    """Whether more samples have the values of another one than repeats in a data set explain."""
+    return value.get("alike", 0) > TWENTIETH * value["data_set"]
+
+
+def alike_samples(value: Mapping[str, Any]) -> str:
+    """What is to be confirmed of samples that are alike."""
+    return (
+        f"{value['alike']:,} of the {value['data_set']:,} samples of the data set have the values of another one, bit "
+        "for bit"
+    )
 
 
 def unread_samples(value: Mapping[str, Any]) -> str:

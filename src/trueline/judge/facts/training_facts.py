@@ -53,7 +53,10 @@ SUBJECTS: tuple[Subject, ...] = (
         "data",
         "the share of the data that ranks read",
         data.shares,
-        (Mark("samples-never-read", data.leaves_many_out, data.unread_samples),),
+        (
+            Mark("samples-never-read", data.leaves_many_out, data.unread_samples),
+            Mark("samples-alike", data.has_many_alike, data.alike_samples),
+        ),
     ),
     Subject("batch", "data", "the size of batches", data.batch),
     Subject("tokens", "data", "tokens", data.tokens),

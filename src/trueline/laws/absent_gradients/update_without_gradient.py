@@ -3,7 +3,8 @@
 What it finds
 -------------
 Updates that no parameter has a gradient for, though backward passes ran in these steps: `zero_grad()` between
-`backward()` and `step()`, or a loss that is not made by the parameters that the optimizer holds.
+`backward()` and `step()`, or a loss that is not made by the parameters that the optimizer holds. So does a backward
+pass that does not come to the model at all: of a loss that `torch.tensor`, `.item()` or `no_grad()` has cut off.
 
 Why it matters
 --------------
@@ -14,7 +15,8 @@ How it decides
 --------------
 By equality, from a step on to the end of the Run: at each sampled update, 3 of them at least, a backward pass had begun
 in the step, the rate was not 0, no parameter of the model had a gradient in front of the update, and all digests of
-parameters stay the same bit for bit. A framework that keeps gradients elsewhere changes parameters, and is no
+parameters stay the same bit for bit. Where no backward pass came to the model in the whole Run, forward passes in
+training mode take its place. A framework that keeps gradients elsewhere changes parameters, and is no
 finding.
 
 What it may miss
@@ -60,8 +62,20 @@ from trueline.store.reader import Run
 CODE = "update-without-gradient"
 CALLS = {"": ("step", "zero_grad")}
 QUESTION = "updates"
-NEEDS: tuple[str, ...] = ("update_facts", "param_digests", "grad_norm", "passes_begun", "lr")
+NEEDS: tuple[str, ...] = ("update_facts", "param_digests", "grad_norm", "passes_begun", "num_micro", "lr")
 ACROSS_RANKS = False
+
+_ADVICE = {
+    True: (
+        "Call optimizer.zero_grad() behind optimizer.step() or in front of backward(), never between them.",
+        "If you do: print whether the loss that backward is called on is made by the parameters of this optimizer.",
+    ),
+    False: (
+        "No backward pass came to the model: print loss.grad_fn in front of backward(). torch.tensor(loss), .item(), "
+        ".detach() and no_grad() cut a loss off.",
+    ),
+}
+"""By whether a backward pass came to the model at any step."""
 
 FEWEST = 3
 """Updates in a row: where the rate is not 0, torch's rules move a parameter with a gradient at each of them."""
@@ -74,9 +88,6 @@ def check(run: Run) -> list[Finding]:
     facts = run.texts("update_facts")
     if not facts:
         raise CannotTell("no update of an optimizer was sampled")
-    # Without either nobody looked at gradients: that there is none says nothing.
-    if not (run.has("grad_norm") or run.has("passes_begun")):
-        raise CannotTell("no gradient and no backward pass was looked at")
     updates: defaultdict[int, list[int]] = defaultdict(list)
     for step, rank in sorted(facts):
         updates[rank].append(step)
@@ -85,7 +96,11 @@ def check(run: Run) -> list[Finding]:
         steps = _steps_without_gradient(run, rank, updates[rank])
         if len(steps) >= FEWEST:
             ranks_of[steps].append(rank)
-    return [_finding(ranks, steps, _optimizer(facts[steps[-1], ranks[0]])) for steps, ranks in ranks_of.items()]
+    # Without either nobody looked at gradients: that there is none says nothing, but weights that stay say enough.
+    if not (ranks_of or run.has("grad_norm") or run.has("passes_begun")):
+        raise CannotTell("no gradient and no backward pass was looked at")
+    advice = _ADVICE[run.has("passes_begun")]
+    return [_finding(ranks, steps, _optimizer(facts[steps[-1], ranks[0]]), advice) for steps, ranks in ranks_of.items()]
 
 
 def _optimizer(facts: str) -> str:
@@ -98,7 +113,8 @@ def _steps_without_gradient(run: Run, rank: int, updates: list[int]) -> tuple[in
     norms = _values(run, "grad_norm", rank)
     if not updates or updates[-1] in norms:
         return ()
-    passes, rates, digests = _values(run, "passes_begun", rank), run.lists("lr", ranks=[rank]), _digests(run, rank)
+    passes = _values(run, "passes_begun" if run.has("passes_begun") else "num_micro", rank)
+    rates, digests = run.lists("lr", ranks=[rank]), _digests(run, rank)
     last = max(digests, default=-1)
     unchanged = itertools.takewhile(lambda step: digests[step] == digests[last], sorted(digests, reverse=True))
     same_since = min(unchanged, default=last)
@@ -126,7 +142,7 @@ def _digests(run: Run, rank: int) -> dict[int, tuple[int, ...]]:
     return {step: tuple(row.tolist()) for (step, _), row in rows if len(row)}
 
 
-def _finding(ranks: list[int], steps: tuple[int, ...], optimizer: str) -> Finding:
+def _finding(ranks: list[int], steps: tuple[int, ...], optimizer: str, advice: tuple[str, ...]) -> Finding:
     return Finding(
         code=CODE,
         severity="error",
@@ -141,8 +157,5 @@ def _finding(ranks: list[int], steps: tuple[int, ...], optimizer: str) -> Findin
         unit="parameters with a gradient at the update",
         false_alarm_rate=0.0,
         evidence={"kind": "none", "steps": list(steps[:100])},
-        next=(
-            "Call optimizer.zero_grad() behind optimizer.step() or in front of backward(), never between them.",
-            "If you do: print whether the loss that backward is called on is made by the parameters of this optimizer.",
-        ),
+        next=advice,
     )

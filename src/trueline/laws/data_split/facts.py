@@ -7,13 +7,21 @@ from typing import Any
 
 from trueline.judge.facts.fact import Mark, Subject
 from trueline.laws.data_split.evaluated_samples import evaluated_of
+from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 
 
 def evaluations(run: Run) -> tuple[str, Any] | None:
-    """Different samples that evaluations read, and how many of them are trained on at any time."""
-    sources = [source for source in evaluated_of(run) if not source.is_mixed]
+    """Different samples that evaluations read, and how many of them are trained on at any time; None where the job
+    evaluates nothing.
+    """
+    try:
+        sources = [source for source in evaluated_of(run) if not source.is_mixed]
+    except CannotTell as error:
+        if error.reason == "by-design":
+            return None
+        raise
     if not sources:
         return None
     size, ever = sum(source.size for source in sources), sum(source.ever for source in sources)

@@ -380,7 +380,7 @@ def test_the_share_of_the_data_that_ranks_read(tmp_path):
         "each rank read 40% of the data set in 1 whole epoch and what followed; 2 of its 10 samples, by their values, "
         "were read by none"
     )
-    assert value == {"least": 0.4, "most": 0.4, "unread": 2, "data_set": 10, "epochs": 1}
+    assert value == {"least": 0.4, "most": 0.4, "unread": 2, "alike": 0, "data_set": 10, "epochs": 1}
     once = {key: row | {"epoch": 0} for key, row in rows.items()}
     assert data.shares(write_healthy_run(tmp_path / "once", once, envs=envs)) is None
 

@@ -51,6 +51,22 @@ def test_what_no_rank_drew_is_told(tmp_path):
     assert data.read_twice(run)[1] == {"again": 24, "samples": 32}
 
 
+def test_samples_that_have_the_values_of_another_are_not_called_unread(tmp_path):
+    """All indices are drawn, and what is read are 20 different samples."""
+    rows = {}
+    for step in range(16):
+        digests = (np.arange(8, dtype=np.uint64) + np.uint64(8 * step)) % np.uint64(20) + np.uint64(1)
+        rows[step, 0] = {"sample_digests": digests, "epoch": step // 8}
+    settings = {"dataset_len": SIZE, "shuffles": True, "sampler": "Mine", "indices": facts_of(range(SIZE))}
+    run = write_run(tmp_path, rows, envs={0: rank_env(0, 1, data=settings)})
+    text, value = data.shares(run)
+    assert text.endswith("; 44 of its 64 samples have the values of another one")
+    assert (value["unread"], value["alike"]) == (0, 44)
+    assert not data.reads_few(data.samples(run)[1])
+    assert data.has_many_alike(value)
+    assert not data.leaves_many_out(value)
+
+
 def test_what_a_weighted_sampler_leaves_out_by_chance_is_not_told(tmp_path):
     half = [*range(40), *range(24)]
     assert data.shares(run_of(tmp_path / "weighted", half, sampler="WeightedRandomSampler"))[1]["unread"] == 0

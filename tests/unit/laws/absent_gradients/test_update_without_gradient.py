@@ -66,9 +66,17 @@ def test_cannot_tell_without_a_sampled_update(tmp_path):
         update_without_gradient.check(write_run(tmp_path, healthy_rows(1, 4)))
 
 
-def test_cannot_tell_where_nobody_looked_at_gradients(tmp_path):
+def test_forward_passes_count_where_no_backward_pass_comes_to_the_model(tmp_path):
     rows = updates(1, 6, cleared=lambda step, rank: True)
     for row in rows.values():
-        row["passes_begun"] = None
+        row |= {"passes_begun": None, "num_micro": 2}
+    (finding,) = update_without_gradient.check(write_run(tmp_path, rows))
+    assert finding.step_last == 4
+
+
+def test_cannot_tell_where_nobody_looked_at_gradients(tmp_path):
+    rows = updates(1, 6, cleared=lambda step, rank: True)
+    for (step, _), row in rows.items():
+        row |= {"passes_begun": None, "num_micro": 1, "param_digests": row["param_digests"] + np.uint64(step)}
     with pytest.raises(CannotTell, match="no gradient and no backward pass was looked at"):
         update_without_gradient.check(write_run(tmp_path, rows))
