@@ -26,6 +26,7 @@ from trueline.capture.model.layout import is_fsdp2, unwrap
 from trueline.capture.model.model_names import name_of_called
 from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.model.untraced import in_transform
+from trueline.capture.model.wholes import Family, may_be_wrapped, reduces_inside
 from trueline.capture.model.world import all_come, in_pipeline, world_size
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.evaluations import PassesBeforeTraining
@@ -78,6 +79,7 @@ class Attachment:
         self._fruitless: set[int] = set()
         self._listens_for = 0
         self._backwards = 0
+        self._is_gathered = False  # until the next update: what is called has weights that FSDP2 has gathered
         self._called_model: weakref.ref[nn.Module] | None = None
         """Model that all ranks can only be known to train as they update: a stage of a pipeline (the one before it
         waits for none), or a model that is called in evaluation mode.
@@ -141,7 +143,7 @@ class Attachment:
         if not torch.is_grad_enabled():
             self._look(module)
             return
-        if id(module) in self._fruitless:
+        if id(module) in self._fruitless or self._is_gathered:
             return
         # the first call since the last update is that of the whole model, not of a part
         if self._outermost is None and module.training:
@@ -164,14 +166,15 @@ class Attachment:
             patches.module_call.remove(self._at_call)
             self._called_model = weakref.ref(model)
             return
-        self._take(model)
+        self._take(model, called=module)
 
     def _look(self, module: nn.Module) -> None:
         """At a call that nothing is known to train by; once there is a Run, that of a watched model is seen there."""
         if not self._run_path:
             self._before.at_call(module)
 
-    def _take(self, model: nn.Module) -> None:
+    def _take(self, model: nn.Module, *, called: nn.Module | None = None) -> None:
+        """Begin to watch ``model``, which is about to run, or the part of it that is ``called``."""
         self._called_model = None
         patches.module_call.remove(self._at_call)
         leaves = leaves_alone.set(True)
@@ -196,6 +199,8 @@ class Attachment:
             leaves_alone.reset(leaves)
         if watch is not None:
             tell_watched()
+            if called is None or unwrap(called) is not unwrap(model):
+                watch.follow_parts(called)
             watch.know_passes(self._before.passes_of(model))
             before = self.watches
             watch.epoch.follow(before[-1].epoch if before else self._loader)
@@ -207,7 +212,11 @@ class Attachment:
         """An optimizer is about to update. One whose parameters no watched model has may be that of another model; one
         that holds copies of parameters shows by this what it trains.
         """
+        self._is_gathered = False
         model = None if self._called_model is None else self._called_model()
+        outermost = None if self._run_path or self._outermost is None else self._outermost()
+        if model is None and outermost is not None:
+            model = self._model_behind(outermost)
         if model is not None and any(entry is optimizer for entry in self._training(model)):
             self._take(model)
         if self._failed:
@@ -314,11 +323,30 @@ class Attachment:
             if ddp is not None and ddp is not module and unwrap(ddp) is inside:
                 return ddp if module is inside else module
         if any(entry.trains(param_ids) for entry in self._optimizers if entry.optimizer() is not None):
-            return module
+            return self._whole(module)
         if self._run_path:
             return None
         behind = self._updated is not None and self._updated() is module
         return module if behind or self._training(module) else None
+
+    def _whole(self, part: nn.Module) -> nn.Module | None:
+        """The model that ``part`` is a part of, or all of; None where that is known only at the next update."""
+        alive = [entry for entry in self._optimizers if entry.optimizer() is not None]
+        optimizer_of = {param_id: number for number, entry in enumerate(alive) for param_id in entry.param_ids()}
+
+        def trainers(module: nn.Module) -> dict[int, int]:
+            ids = (id(param) for param in module.parameters())
+            return {param_id: optimizer_of[param_id] for param_id in ids if param_id in optimizer_of}
+
+        own = trainers(part)
+        has_all = sum(number in set(own.values()) for number in optimizer_of.values()) == len(own)
+        wrapped = any(ref() is not None for ref in self._ddps) or (world_size() > 1 and may_be_wrapped())
+        # the look through all objects is for jobs that may need it
+        if reduces_inside(part) or (has_all and not wrapped):
+            return part
+        family = Family(part)
+        self._is_gathered = family.is_gathered
+        return None if self._is_gathered else family.whole(trainers)
 
     def _unwatched(self, known_optimizer: _KnownOptimizer) -> bool:
         """True if an optimizer was made for parameters that no watched model has."""
@@ -355,6 +383,11 @@ class _KnownOptimizer:
         optimizer = self.optimizer()
         now = [] if optimizer is None else _params_of(optimizer)
         return any(id(param) in param_ids for param in now) or any(id(param) in param_ids for param in self.params)
+
+    def param_ids(self) -> set[int]:
+        """The ids of all that is, or was, the optimizer's."""
+        optimizer = self.optimizer()
+        return {id(param) for param in (*self.params, *([] if optimizer is None else _params_of(optimizer)))}
 
 
 def _params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -22,9 +22,10 @@ from trueline.capture.model.model_names import name_of
 from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.scripted import hide_hooks
-from trueline.capture.model.untraced import Hook, forward_module
+from trueline.capture.model.untraced import Hook, forward_module, in_backward
 from trueline.capture.probes.surroundings import updates_made
 from trueline.capture.step.call_sites import KINDS, call_sites
+from trueline.capture.step.called_parts import CalledParts
 from trueline.capture.step.exchange import PATIENCE_S
 from trueline.capture.step.updates import Updates, closure_of
 from trueline.schema.columns.evaluations import UntrainedPass
@@ -84,6 +85,8 @@ class Watch:
         self._notes = self._recorder.notes
         self._guarded = self._recorder.parts.guarded
         self._batch_given = False
+        self._has_passed = False
+        self._called_parts: CalledParts | None = None
         self.updates = Updates(optimizers, watched=lambda key: key in self._recorder.layout.index_of)
         self._handles = self._hook(model)
         call_sites.listen(*KINDS)
@@ -151,6 +154,15 @@ class Watch:
     def know_passes(self, passes: Sequence[tuple[UntrainedPass, Tensor | None]]) -> None:
         """Take what was seen of forward passes before watching began."""
         self._probes.evaluations.know(passes)
+
+    def follow_parts(self, part: nn.Module | None = None) -> None:
+        """The script calls parts of the model and not the model: see the passes of these. ``part`` is about to be
+        called.
+        """
+        if self._called_parts is None and self.forward_module is not None:
+            self._called_parts = CalledParts(self.forward_module, self._hook_part)
+        if self._called_parts is not None and part is not None:
+            self._called_parts.add(part)
 
     def after_close(self, call: Callable[[], None]) -> None:
         """``call`` when this process has closed its part of the Run."""
@@ -233,6 +245,8 @@ class Watch:
         _unhooked.discard(self)
         for handle in self._handles:
             handle.remove()
+        if self._called_parts is not None:
+            self._called_parts.remove()
 
     def _hook(self, model: nn.Module) -> list[Any]:
         followed = self._recorder.follow(self._before_step, self._after_step)
@@ -252,6 +266,30 @@ class Watch:
             handles.append(hooked.register_forward_hook(Hook(self._after_forward), with_kwargs=True))
         return handles
 
+    def _hook_part(self, part: nn.Module) -> list[Any]:
+        before, after = Hook(self._before_part), Hook(self._after_part)
+        return [
+            part.register_forward_pre_hook(before, with_kwargs=True),
+            part.register_forward_hook(after, with_kwargs=True),
+        ]
+
+    def _before_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.is_grad_enabled() and not self._is_inside():
+            self._begin_pass(part, args, kwargs, part=part)
+
+    def _after_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if torch.is_grad_enabled() and not self._is_inside():
+            self._end_pass(part, args, kwargs, output)
+
+    def _look_for_parts(self) -> None:
+        """Follow parts where an update comes and no pass of the model was seen."""
+        if not self._has_passed and self._called_parts is None:
+            self.follow_parts()
+
+    def _is_inside(self) -> bool:
+        """True if a part runs within a pass of the whole model, or in a backward pass that computes it again."""
+        return self._called_parts is None or self._called_parts.whole_runs or in_backward()
+
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the samples of a forward pass that may be trained on: a model may be so in evaluation mode too, and
         what no gradient comes back from is not counted.
@@ -260,24 +298,37 @@ class Watch:
         # passes of a model in training mode without gradients count as untrained only until it trains
         if not module.training or not (trains or self.updates.ended_any):
             self._probes.evaluations.begins(module, args, kwargs, step=step)
-        if not trains:
-            return
+        if self._called_parts is not None:
+            self._called_parts.whole_runs = True
+        if trains:
+            self._begin_pass(module, args, kwargs)
+
+    def _begin_pass(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, part: nn.Module | None = None
+    ) -> None:
         self._end_unseen()
         self._stop_if_asked()
+        self._has_passed = True
         if module.training:
             self.updates.saw_forward()
-        self._recorder.at_forward(module, None if self._batch_given else (args, kwargs))
+        whole = module if part is None or self.forward_module is None else self.forward_module
+        self._recorder.at_forward(whole, None if self._batch_given else (args, kwargs), part=part)
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         trains = torch.is_grad_enabled()
         if not module.training or not (trains or self.updates.ended_any):
             self._probes.evaluations.ended(module)
+        if self._called_parts is not None:
+            self._called_parts.whole_runs = False
         if trains:
-            self._recorder.at_output(args, kwargs, output)
-            # a hook on each output costs every step: only where gradients alone tell whether the pass was trained on
-            if self.updates.asks_for_backward or not module.training:
-                for tensor in differentiable(output):
-                    tensor.register_hook(Hook(self._after_backward))
+            self._end_pass(module, args, kwargs, output)
+
+    def _end_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._recorder.at_output(args, kwargs, output)
+        # a hook on each output costs every step: only where gradients alone tell whether the pass was trained on
+        if self.updates.asks_for_backward or not module.training:
+            for tensor in differentiable(output):
+                tensor.register_hook(Hook(self._after_backward))
 
     def _after_backward(self, gradient: Tensor) -> None:
         self.updates.saw_forward()
@@ -287,6 +338,8 @@ class Watch:
         """The arguments for torch to go on with, None for these."""
         closure = closure_of(args, kwargs)
         if self.updates.begin(optimizer, has_closure=closure is not None):
+            if closure is None:
+                self._look_for_parts()
             self._recorder.before_update(optimizer, gradients_ready=closure is None)
             return self._recorder.contributions.counting(args, kwargs)
         return None
@@ -303,6 +356,8 @@ class Watch:
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.updates.end(optimizer):
+            if self._called_parts is not None:
+                self._called_parts.updated()
             self._recorder.after_update()
             self._stop_if_asked()
 
@@ -313,6 +368,7 @@ class Watch:
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The framework says that it is about to update."""
+        self._look_for_parts()
         self._recorder.before_update(optimizer, gradients_ready=True)
 
     def _after_step(self) -> None:

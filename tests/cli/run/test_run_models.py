@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from tests.cli.in_process import trueline as command
@@ -95,6 +97,82 @@ def test_watches_of_several_models_share_a_run_by_name(tmp_path):
     assert "actor" in page
     trueline.watch(models[0], optimizers[0], out=tmp_path / "run", overwrite=True).close()
     assert not trueline.open_run(tmp_path / "run").models
+
+
+TOWERS = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+kind = sys.argv[1]
+class Clip(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        self.text = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 4))
+        self.scale = nn.Parameter(torch.ones(1))
+    def encode_image(self, x): return nn.functional.normalize(self.image(x), dim=-1)
+    def encode_text(self, x): return nn.functional.normalize(self.text(x), dim=-1)
+    def forward(self, x, ids): return self.encode_image(x), self.encode_text(ids)
+if kind != "alone":
+    dist.init_process_group("gloo")
+rank = 0 if kind == "alone" else dist.get_rank()
+torch.manual_seed(0)
+model = whole = Clip()
+if kind in ("methods", "module", "by-hand"):
+    model = nn.parallel.DistributedDataParallel(whole)
+elif kind == "fsdp2":
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    register_fsdp_forward_method(model, "encode_image")
+    register_fsdp_forward_method(model, "encode_text")
+learns = torch.optim.Adam(model.parameters())
+seen = torch.Generator().manual_seed(rank)
+for step in range(8):
+    x, ids = torch.randn(6, 8, generator=seen), torch.randint(9, (6, 3), generator=seen)
+    if kind == "module":
+        images, texts = model.module(x, ids)
+    else:
+        images, texts = whole.encode_image(x), whole.encode_text(ids)
+    scale = 1.0 if kind == "fsdp2" else whole.scale
+    nn.functional.cross_entropy(scale * images @ texts.T, torch.arange(6)).backward()
+    if kind == "by-hand":
+        for param in model.parameters():
+            dist.all_reduce(param.grad)
+            param.grad /= 2
+    learns.step()
+    learns.zero_grad()
+print(rank, repr(sum(p.double().sum().item() for p in model.parameters() if kind != "fsdp2")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapter", "codes"),
+    [
+        ("methods", "ddp", ["gradient-not-reduced", "replica-drift"]),
+        ("module", "ddp", ["gradient-not-reduced", "replica-drift"]),
+        ("by-hand", "ddp", []),
+        ("fsdp2", "fsdp2", []),
+        ("alone", "single", []),
+    ],
+)
+def test_a_model_whose_towers_are_called_one_by_one_is_watched_as_one(
+    tmp_path, kind, adapter, codes, monkeypatch, capsys
+):
+    script = tmp_path / "train.py"
+    script.write_text(TOWERS, encoding="utf-8")
+    world_size = 1 if kind == "alone" else 2
+    with Ranks(world_size) as ranks:
+        bare = run_unwatched(ranks, script, kind)
+    assert run_watched(script, kind, out=tmp_path / "run", world_size=world_size) == bare
+    run = trueline.open_run(tmp_path / "run")
+    assert (run.manifest.adapter, list(run.models), run.steps.tolist()) == (adapter, [], list(range(8)))
+    first = 1 if kind == "fsdp2" else 0  # weights are gathered at the first call: watching begins at the update
+    samples = run.lists("sample_digests")
+    assert {step for step, _ in samples} == set(range(first, 8))
+    assert {len(digests) for digests in samples.values()} == {6}
+    assert set(run.pivot("num_micro")[0][first:].flatten()) == {1.0}
+    assert run.pivot("loss")[1][first:].all()
+    findings = json.loads(command(monkeypatch, capsys, "check", tmp_path / "run", "--json")[1])["findings"]
+    assert sorted(finding["code"] for finding in findings if finding["severity"] == "error") == codes
 
 
 LATER = """

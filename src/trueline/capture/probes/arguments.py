@@ -73,8 +73,8 @@ class ArgumentProbe:
             self._batch = batch_parts(step.args, step.kwargs)
             return {}
         if moment == "output":
-            if step.module is not None and not (in_backward() or self._passes.is_over):
-                self._look(step.module, step)
+            if step.called is not None and not (in_backward() or self._passes.is_over):
+                self._look(step.called, step)
             return {}
         rows, self._rows, self._batch = self._rows, [], None
         return step.counted.take("argument_features", rows)

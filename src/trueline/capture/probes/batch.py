@@ -92,7 +92,7 @@ class BatchProbe:
         elif moment == "batch" and not self._passes.is_over:
             batch = read_batch(*step.args, **step.kwargs)
             if batch is not None:
-                self._batches.append((self._passes.now(), batch))
+                self._add(self._passes.now(), batch)
                 if batch.single_input is not None:
                     self._know_zeros(batch.single_input, step)
             if step.sampled and (features := read_features(*step.args, **step.kwargs)) is not None:
@@ -107,6 +107,11 @@ class BatchProbe:
         if "batch_features" in host:
             columns["batch_features"] = host["batch_features"].mean(0).tolist()
         return columns
+
+    def _add(self, forward_pass: Pass, batch: Batch) -> None:
+        if self._batches and self._batches[-1][0] is forward_pass:
+            batch = _joined(self._batches.pop()[1], batch)
+        self._batches.append((forward_pass, batch))
 
     def _know_zeros(self, samples: Tensor, step: Step) -> None:
         kind = (samples.shape[1:], samples.dtype, samples.device.type)
@@ -135,6 +140,19 @@ def read_batch(*inputs: Any, **kwargs: Any) -> Batch | None:
     plain = len(data) == 1 and (mask is None or mask.shape != data[0][1].shape)
     single_input = data[0][1] if plain else None
     return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source, single_input=single_input)
+
+
+def _joined(first: Batch, second: Batch) -> Batch:
+    """What two parts of a model are called on, in one pass. Nothing says which of two numbers of rows is that of the
+    samples.
+    """
+    samples, more = first.samples, second.samples
+    if samples is None or more is None:
+        samples = more if samples is None else samples
+    else:
+        samples = combine(samples, more) if len(samples) == len(more) and samples.device == more.device else None
+    targets = second.targets if first.targets is None else first.targets
+    return dataclasses.replace(first, samples=samples, targets=targets, single_input=None)
 
 
 def read_features(*inputs: Any, **kwargs: Any) -> Tensor | None:

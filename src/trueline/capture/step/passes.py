@@ -124,6 +124,7 @@ class Contributions:
             self._followed = ()
             self._trains = None
         self.latest: Pass | None = None
+        self._parts_called = set[int]()
         self._num_begun = self._calls = self.num_reached = 0
         self._under_way: Pass | None = None
         self._grads_left: list[tuple[Tensor, int]] = []
@@ -156,6 +157,16 @@ class Contributions:
     def forward_begins(self) -> None:
         """A training forward pass begins, or a batch was passed by hand."""
         self.latest = Pass(self._num_begun)
+
+    def part_begins(self, part: nn.Module) -> bool:
+        """Whether a call of ``part`` begins a pass: the first since the last backward pass, or one of a part that was
+        called since.
+        """
+        begins = self.latest is None or self.latest.at < self._num_begun or id(part) in self._parts_called
+        if begins:
+            self._parts_called.clear()
+        self._parts_called.add(id(part))
+        return begins
 
     def at_output(self, tensors: Sequence[Tensor]) -> None:
         """Hook these of an output to note when gradients come back, unless the model trains no parameters."""

@@ -94,13 +94,25 @@ class Recorder:
         with self.parts.timed():
             self._take_batch(args, kwargs)
 
-    def at_forward(self, module: nn.Module, batch: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
-        """A training forward pass begins, on this ``batch`` unless that was given by hand."""
+    def at_forward(
+        self,
+        module: nn.Module,
+        batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
+        *,
+        part: nn.Module | None = None,
+    ) -> None:
+        """A training forward pass begins, on this ``batch`` unless that was given by hand. Where the script calls parts
+        of ``module`` one by one, ``part`` is this one, and the pass may go on that another began.
+        """
         with self.parts.timed():
-            if batch is not None:
+            begins = part is None or self.contributions.part_begins(part)
+            if batch is not None and begins:
                 self._take_batch(*batch)
-            self.parts.attempt("passes", self._count_forward)
-            self._probing.ask("forward", module=module)
+            elif batch is not None:
+                self._probing.ask("batch", args=batch[0], kwargs=batch[1])
+            if begins:
+                self.parts.attempt("passes", self._count_forward)
+            self._probing.ask("forward", module=module, called=part or module)
 
     def at_output(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The forward pass has returned ``output``."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
+from trueline.capture.model.layout import local
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, ParamSlice, slice_in
@@ -163,7 +164,8 @@ class BetweenPassesProbe:
         look = Gathered()
         for param_slice in self._slices:
             view = None if param_slice.param.grad is None else param_slice.view(param_slice.param.grad)
-            look.add(param_slice.param.detach().new_zeros(0) if view is None else view)
+            # of a DTensor an empty one would be another
+            look.add(local(param_slice.param.detach()).new_zeros(0) if view is None else view)
         look.copy()
         return look
 
