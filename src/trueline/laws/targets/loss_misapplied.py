@@ -8,9 +8,9 @@ compares each sample with the target of every other; binary targets that are not
 that are its blank, which is no letter; logits that end in ReLU, in tanh or as cosines, without a temperature; targets
 of a regression that the last activation cannot give, as those below 0 behind ReLU; logits that a view has put from
 [B, T, C] into [B, C, T], or from [B, C, H, W] into [N, C]; `log_softmax` over samples; a binary cross-entropy whose
-arguments are swapped; `kl_div` with `reduction="mean"`,
-which divides by the number of classes as well; a bootstrap target, r + gamma * max Q(s'), that is not detached. All
-ranks share such a fault, so that comparing them shows nothing.
+arguments are swapped; `kl_div` with `reduction="mean"`, which divides by the number of classes as well; what gradients
+should not go into and do: a bootstrap target, r + gamma * max Q(s'), an advantage beside log-probabilities, the
+probabilities of a teacher. All ranks share such a fault, so that comparing them shows nothing.
 
 Why it matters
 --------------
@@ -66,6 +66,7 @@ from typing import NamedTuple
 
 from trueline.laws.targets.loss_inputs import loss_finding, loss_inputs
 from trueline.schema.columns.loss_inputs import (
+    ADVANTAGE_ATTACHED,
     ARGUMENTS_SWAPPED,
     CLASSES_SCRAMBLED,
     DIVERGENCE_BY_CLASS,
@@ -76,6 +77,7 @@ from trueline.schema.columns.loss_inputs import (
     LOGITS_COSINES,
     ROWS_WITH_ROWS,
     SIGMOID_TWICE,
+    SOFT_TARGET_ATTACHED,
     SOFTMAX_OF_SAMPLES,
     SOFTMAX_TWICE,
     TARGET_ATTACHED,
@@ -162,9 +164,28 @@ _MISUSES = {
         "its second does.",
         "Swap them: binary_cross_entropy(prediction, target).",
     ),
+    ADVANTAGE_ATTACHED: _Misuse(
+        "The loss of {} multiplies log-probabilities by an advantage, numbers less a value of the model, and its "
+        "gradient goes into that value, too.",
+        "Detach the advantage in the loss of the policy: (returns - value).detach().",
+    ),
+    SOFT_TARGET_ATTACHED: _Misuse(
+        "The cross-entropy of {} is to probabilities that another output of the models gives, and gradients go into "
+        "these, too: a teacher is pulled to its student.",
+        "Make the target under torch.no_grad(), or detach() it; if both are to meet in the middle, leave it.",
+    ),
 }
 
-_MAY_BE_MEANT = (DIVERGENCE_BY_CLASS, VALUE_ATTACHED, LOGITS_CLIPPED, LOGITS_BOUNDED, LOGITS_COSINES, ARGUMENTS_SWAPPED)
+_MAY_BE_MEANT = (
+    DIVERGENCE_BY_CLASS,
+    VALUE_ATTACHED,
+    LOGITS_CLIPPED,
+    LOGITS_BOUNDED,
+    LOGITS_COSINES,
+    ARGUMENTS_SWAPPED,
+    ADVANTAGE_ATTACHED,
+    SOFT_TARGET_ATTACHED,
+)
 """Kinds that are no fault by themselves: their Finding is to confirm."""
 
 

@@ -19,6 +19,8 @@ LOGITS_COSINES = "logits-cosines"
 CLASSES_SCRAMBLED = "classes-scrambled"
 SOFTMAX_OF_SAMPLES = "softmax-of-samples"
 ARGUMENTS_SWAPPED = "arguments-swapped"
+ADVANTAGE_ATTACHED = "advantage-attached"
+SOFT_TARGET_ATTACHED = "soft-target-attached"
 
 KINDS = (
     SOFTMAX_TWICE,
@@ -35,6 +37,8 @@ KINDS = (
     CLASSES_SCRAMBLED,
     SOFTMAX_OF_SAMPLES,
     ARGUMENTS_SWAPPED,
+    ADVANTAGE_ATTACHED,
+    SOFT_TARGET_ATTACHED,
 )
 """What can be wrong with what a loss is given, as its graph shows it: bit n of the first number is kind n."""
 

@@ -1,5 +1,5 @@
-"""Whether what a regression is compared with is made from the trained model, and gradients go into it: a bootstrap
-target, r + gamma * max Q(s'), that is not detached.
+"""Whether what a loss compares with, or weighs by, is made from the trained model, and gradients go into it: a
+bootstrap target, r + gamma * max Q(s'), an advantage, the probabilities of a teacher, that are not detached.
 """
 
 from __future__ import annotations
@@ -7,11 +7,17 @@ from __future__ import annotations
 import itertools
 import re
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.probes.losses.cross_entropy import LINEAR, MAX_NODES, SINK, operation_of
-from trueline.schema.columns.loss_inputs import TARGET_ATTACHED, VALUE_ATTACHED
+from trueline.schema.columns.loss_inputs import (
+    ADVANTAGE_ATTACHED,
+    SOFT_TARGET_ATTACHED,
+    TARGET_ATTACHED,
+    VALUE_ATTACHED,
+)
 
 MAX_OUTPUTS = 16
 """Tensors of what a model returns that are marked."""
@@ -25,6 +31,12 @@ _ON_THE_WAY = re.compile(f"{LINEAR.pattern}|{'|'.join(_CHOICES)}|Clamp")
 _REGRESSIONS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _SIZES = ("Pow", "Abs")
 """Of a difference."""
+
+_LOGARITHMS = ("LogSoftmax", "Logsumexp", "Log")
+"""One of them is in the logarithm of a probability that a model gives."""
+_OF_ADVANTAGE = re.compile(f"{LINEAR.pattern}|Std|Var|Sqrt|Clamp|ClampMin")
+"""Operations between an advantage, which may be normalized, and the value in it."""
+_LAYERS = ("Addmm", "Mm", "Bmm", "MkldnnLinear")
 
 Edge = tuple[Any, int]
 """A node of the graph, and which of its outputs; the node is None where no gradient goes."""
@@ -55,6 +67,63 @@ def attached_target(node: Any, operation: str) -> str | None:
             if calls and own_calls and calls.isdisjoint(own_calls):
                 return TARGET_ATTACHED if is_chosen or own_chosen else VALUE_ATTACHED
     return None
+
+
+def attached_factor(node: Any, operation: str) -> str | None:
+    """The kind of factor that a product of two of the model's outputs has by which one of them is only to be weighed:
+    returns less a value, beside the logarithm of a probability, or probabilities of other logits.
+    """
+    if operation != "Mul" or len(node.next_functions) != 2 or any(edge[0] is None for edge in node.next_functions):
+        return None
+    for score, weight in itertools.permutations(node.next_functions):
+        of_score, of_weight = _source(score)[0], _source(weight)[0]
+        if of_score is None or of_weight is None:
+            continue
+        if (operation_of(of_score), operation_of(of_weight)) == ("LogSoftmax", "Softmax"):
+            return SOFT_TARGET_ATTACHED if _logits_of(of_score) is not _logits_of(of_weight) else None
+        if _has_residual(weight) and not _comes_to_logarithm(weight) and _comes_to_logarithm(score):
+            return ADVANTAGE_ATTACHED
+    return None
+
+
+def _logits_of(softmax: Any) -> Any:
+    """The node whose output this (log-)softmax is of, behind a temperature."""
+    edge: Edge | None = softmax.next_functions[0]
+    below = edge
+    while below is not None and below[0] is not None:
+        edge = _source(below)
+        below = _only(edge, ("Mul", "Div"))
+    return None if edge is None else edge[0]
+
+
+def _comes_to_logarithm(edge: Edge) -> bool:
+    return any(operation_of(node) in _LOGARITHMS for node in _below(edge, _ON_THE_WAY))
+
+
+def _has_residual(edge: Edge) -> bool:
+    """True where what a layer returns has been taken from constants on the way to ``edge``."""
+    for node in _below(edge, _OF_ADVANTAGE):
+        sides = [side for side in node.next_functions if side[0] is not None]
+        if operation_of(node) == "Sub" and len(node.next_functions) == 2 and len(sides) == 1:
+            value = _source(sides[0])[0]
+            while value is not None and operation_of(value) in ("Select", "Slice", "Index"):
+                value = _source(value.next_functions[0])[0]
+            if value is not None and operation_of(value) in _LAYERS:
+                return True
+    return False
+
+
+def _below(edge: Edge, passes: re.Pattern[str]) -> Iterator[Any]:
+    """The nodes below ``edge`` as far as operations that match ``passes`` lead, and one further."""
+    ahead, visited = deque([edge[0]]), set[Any]()
+    while ahead and len(visited) < MAX_NODES:
+        node = ahead.popleft()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        yield node
+        if passes.fullmatch(operation_of(node)) or operation_of(node) in ("Exp", "Gather"):
+            ahead.extend(side[0] for side in node.next_functions)
 
 
 def _discounted(edge: Edge) -> Edge | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trueline.capture.model.graph import is_hooked
-from trueline.capture.probes.losses.attached_targets import attached_target
+from trueline.capture.probes.losses.attached_targets import attached_factor, attached_target
 from trueline.capture.probes.losses.cross_entropy import (
     LINEAR,
     MAX_NODES,
@@ -101,7 +101,7 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
     bits = 0
     counts: list[Tensor] = [torch.zeros(_NUMBERS, dtype=torch.int64, device=device)]
     for node, operation, below in functions_of(roots):
-        kinds = [*_misused(node, operation, below), attached_target(node, operation)]
+        kinds = [*_misused(node, operation, below), attached_target(node, operation), attached_factor(node, operation)]
         bits |= sum(1 << KINDS.index(kind) for kind in kinds if kind is not None)
         if operation in _CTC and not is_hooked(node._raw_saved_targets):
             counts.append(_blanks(node, device))

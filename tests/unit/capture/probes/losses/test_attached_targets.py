@@ -11,7 +11,13 @@ import trueline
 from trueline.capture.probes.losses.attached_targets import mark
 from trueline.capture.probes.losses.loss_inputs import row_of
 from trueline.judge.check_run import check
-from trueline.schema.columns.loss_inputs import TARGET_ATTACHED, VALUE_ATTACHED, LossInputs
+from trueline.schema.columns.loss_inputs import (
+    ADVANTAGE_ATTACHED,
+    SOFT_TARGET_ATTACHED,
+    TARGET_ATTACHED,
+    VALUE_ATTACHED,
+    LossInputs,
+)
 
 B, A, GAMMA = 8, 3, 0.9
 draw = torch.Generator().manual_seed(0)
@@ -139,3 +145,58 @@ def test_a_network_of_values_is_told_and_trained_as_before(tmp_path, attached, f
     report = check(trueline.open_run(tmp_path / "run"))
     said = [each for each in report.findings if each.code == "loss-misapplied"]
     assert [(each.severity, each.evidence["kind"]) for each in said] == found
+
+
+def log_prob():
+    return torch.distributions.Categorical(logits=net(s)).log_prob(action[:, 0])
+
+
+def normal_log_prob():
+    return torch.distributions.Normal(net(s)[:, 0], net(s)[:, 1].exp()).log_prob(r)
+
+
+def advantage():
+    return r - value(s)[:, 0]
+
+
+def entropy(logits):
+    return -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+
+
+def soft(student, teacher):
+    return F.kl_div(student.log_softmax(-1), teacher.softmax(-1), reduction="batchmean")
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind"),
+    [
+        (lambda: -(log_prob() * advantage()).mean() + 0.5 * advantage().square().mean(), ADVANTAGE_ATTACHED),
+        (lambda: (advantage() * -net(s).log_softmax(-1).gather(1, action)[:, 0]).sum(), ADVANTAGE_ATTACHED),
+        (lambda: -(normal_log_prob() * advantage()).mean(), ADVANTAGE_ATTACHED),
+        (lambda: -(log_prob() * ((a := advantage()) - a.mean()) / (a.std() + 1e-8)).mean(), ADVANTAGE_ATTACHED),
+        (lambda: -((log_prob() - r).exp() * advantage()).mean(), ADVANTAGE_ATTACHED),
+        (lambda: soft(net(s), beside(s)), SOFT_TARGET_ATTACHED),
+        (lambda: F.cross_entropy(net(s), beside(s).softmax(-1)), SOFT_TARGET_ATTACHED),
+        (lambda: -((beside(s) / 2).softmax(-1) * (net(s) / 2).log_softmax(-1)).sum(), SOFT_TARGET_ATTACHED),
+    ],
+)
+def test_factors_that_gradients_should_not_go_into(loss, kind):
+    assert kinds(loss()) == {kind}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: -(log_prob() * advantage().detach()).mean() + 0.5 * advantage().square().mean(),
+        lambda: -((log_prob() - r).exp() * advantage().detach()).mean() - 0.01 * entropy(net(s)),
+        lambda: entropy(net(s)),
+        lambda: -(((logits := net(s)) / 2).softmax(-1) * (logits / 2).log_softmax(-1)).sum(),
+        lambda: -((1 - (logits := net(s)).softmax(-1)) * logits.log_softmax(-1)).sum(),
+        lambda: (net(s)[:, 0].exp() * advantage().square()).mean(),
+        lambda: soft(net(s), beside(s).detach()),
+        lambda: (nn.Parameter(torch.ones(())).exp() * advantage()).mean(),
+        lambda: (net(s) * beside(s)).mean(),
+    ],
+)
+def test_factors_that_are_meant_are_left_alone(loss):
+    assert kinds(loss()) == set()
