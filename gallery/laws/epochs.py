@@ -1,11 +1,13 @@
-"""D12, D15, D17. Epochs have one order of samples, though the sampler shuffles; data are read sorted by class; inputs
-and labels are shuffled apart.
+"""D12, D15, D17, D18. Epochs have one order of samples, though the sampler shuffles; data are read sorted by class;
+inputs and labels are shuffled apart; reading changes the data set.
 
 Who had it: everyone who forgot `sampler.set_epoch(epoch)`, which torch's documentation warns of; loops that seed the
 global generator at the beginning of each epoch; streams that shuffle with one seed; folders of classes that are read
 without shuffling (super-gradients#416).
-Planted: each of these; the first also with samples that an augmentation changes each time.
-Twin: the data are shuffled; the epoch is set; the generator is seeded once; the stream's seed follows the epoch.
+Planted: each of these; the first also with samples that an augmentation changes each time; a sample that is halved in
+place as it is read.
+Twin: the data are shuffled; the epoch is set; the generator is seeded once; the stream's seed follows the epoch;
+a copy is halved.
 """
 
 from __future__ import annotations
@@ -148,6 +150,29 @@ def _apart(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, problem.model(), batches=batches())
 
 
+class _Halved(Dataset[Any]):
+    """Rows whose inputs are halved, ``in_place`` or not."""
+
+    def __init__(self, rows: Any, *, in_place: bool) -> None:
+        self.x, self.y, self.in_place = rows.columns["x"], rows.columns["y"], in_place
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.in_place:
+            self.x[index].mul_(0.5)
+        return {"x": self.x[index] * (1.0 if self.in_place else 0.5), "y": self.y[index]}
+
+
+def _in_place(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """Samples that are halved as they are read."""
+    problem = Regression()
+    rows = _Halved(problem.dataset(STEPS_OF_EPOCH * BATCH_SIZE), in_place=faulty)
+    loader = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True)
+    return fit(ctx, problem, problem.model(), batches=epochs(loader), steps=(NUM_EPOCHS + 1) * STEPS_OF_EPOCH)
+
+
 _fault = variants(
     "D12",
     ("epochs-alike",),
@@ -184,5 +209,16 @@ ENTRIES = (
         ranks=(0,),
         step=STEPS_OF_EPOCH,
         family=ORDERS_OF_SAMPLERS,
+    ),
+    Fault(
+        "D18",
+        "samples are halved in place as they are read",
+        _in_place,
+        ("data-set-changes",),
+        trains_differently,
+        world_size=1,
+        ranks=(0,),
+        within=None,
+        family="data that reading changes",
     ),
 )

@@ -22,6 +22,7 @@ from trueline.capture.probes.base import FactProbe, Moment, Step
 from trueline.capture.probes.drawn_indices import drawn_indices, length_of
 from trueline.capture.probes.loader_order import declared_shuffle, order_state, samplers_of, splits_processes
 from trueline.capture.probes.loader_workers import copied_generators, seeds_workers_alike, workers_draw
+from trueline.capture.probes.stored_rows import StoredRows
 from trueline.tensor.memory import bits_of
 
 ROWS_LOOKED_AT = 64
@@ -48,6 +49,7 @@ class EpochProbe(FactProbe):
         self._last: weakref.ref[DataLoader[Any]] | None = None
         self._count: dict[int, int] = {}
         self._orders: dict[int, list[str]] = {}
+        self._stored: dict[int, StoredRows] = {}
         self._step_facts: dict[str, Any] | None = None
         self._open: list[tuple[weakref.ref[Any], DataLoader[Any]]] = []
         self._iterator: weakref.ref[Any] | None = None
@@ -130,13 +132,16 @@ class EpochProbe(FactProbe):
         self._count[key] = self._count.get(key, 0) + 1
         self._last = weakref.ref(loader)
         orders = self._orders.setdefault(key, [])
+        if self._dataset in (None, key):
+            self._stored.setdefault(key, StoredRows()).look(loader)
         if len(orders) < MAX_EPOCHS:
             orders.append(order_state(loader))
         if key == self._dataset:
             self.epoch = self._count[key] - 1
             if self.epoch < MAX_EPOCHS and self._step_facts is not None:
                 # another object: what has changed is told by comparing
-                self.facts = self._step_facts["data"] = self.facts | {"orders": tuple(orders)}
+                stored = {"stored_changes": changes} if any(changes := self._stored[key].changes) else {}
+                self.facts = self._step_facts["data"] = self.facts | {"orders": tuple(orders)} | stored
                 self._seed_due = self._seeds is not None
 
     def _note_seed(self) -> None:

@@ -2,4 +2,6 @@
 
 from trueline.schema.law import Code, Law
 
-LAW = Law(checks={"epochs-alike": Code(root="sampling"), "labels-sorted": Code(signal="loss")})
+LAW = Law(
+    checks={"data-set-changes": Code(), "epochs-alike": Code(root="sampling"), "labels-sorted": Code(signal="loss")}
+)

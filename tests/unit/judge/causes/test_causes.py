@@ -370,6 +370,7 @@ def test_every_code_has_a_cause():
         "average-updates",
         "begin-alike",
         "copy-is-model",
+        "data-set-changes",
         "decay-on-norms",
         "embedding-rows",
         "evaluation-draws",

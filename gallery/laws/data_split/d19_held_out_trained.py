@@ -1,4 +1,4 @@
-"""D17. Evaluations read samples that are trained on.
+"""D19. Evaluations read samples that are trained on.
 
 Who had it: `random_split` of two data sets that differ in their augmentation, without one generator; rows that are
 held out and stay in what is trained on.
@@ -43,7 +43,7 @@ def shared_rows(ctx: EntryContext, faulty: bool) -> nn.Module:
 
 ENTRIES = (
     Fault(
-        "D17",
+        "D19",
         "three quarters of what evaluations read are trained on",
         shared_rows,
         ("held-out-trained",),
