@@ -365,6 +365,7 @@ def test_every_code_has_a_cause():
     brought = {code for cause in CAUSES.values() for code in cause.codes}
     unexplained = {"dispersion-high", "explained-by-rounding", "site-missing", "worker-grad-norm-outlier"}
     confirmed = {
+        "activation-missing",
         "average-in-model",
         "average-restarts",
         "average-updates",
