@@ -46,11 +46,14 @@ def screen(*, stderr: bool = False) -> Console:
     return Console(file=stream, width=None if os.environ.get("COLUMNS", "").isdecimal() else ENDLESS)
 
 
-def print_verdict(console: Console, report: CheckReport) -> None:
-    """Print the verdict on a Run, and what to do where nothing was found."""
+def print_verdict(console: Console, report: CheckReport, *, brief: bool = False) -> None:
+    """Print the verdict on a Run, ``brief`` where what is to confirm stands below, and what to do where nothing was
+    found.
+    """
     from rich.text import Text
 
-    console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
+    line = report.verdict.brief if brief else report.verdict.line
+    console.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
     for line in report.next:
         print_advice(console, Text(line), indent=0)
     console.print()

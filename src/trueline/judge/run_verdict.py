@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from trueline.judge.incidents import Incident
 from trueline.schema.finding import UNUSUAL, WATCH_DEGRADED, Finding
@@ -12,6 +12,10 @@ from trueline.schema.text.words import by_reason, counted, listed, uncapitalized
 
 MOST_TO_CONFIRM = 5
 """Things to confirm that a screen has: more are not read."""
+_TAIL = re.compile(r": |; |\. | \(\d|, (?:as|so|which|where|while|though|but) ")
+"""Where a claim begins to list, to count or to explain."""
+_FEWEST_SPACES = 3
+"""Between the words of a head: one of fewer says nothing, as ``The model``."""
 
 
 def to_confirm(findings: Iterable[Finding]) -> list[Finding]:
@@ -47,13 +51,16 @@ def verdict_of(
     elif coverage.world_size > 1 and coverage.of("not-applicable", among=("workers",)):
         alone = ". Comparisons between workers do not apply"
     stop_text = f". Watching stopped in part at step {stops[0].step_first}" if stops else ""
-    rest = f"{_scope(coverage)}{_confirm(findings)}{alone}{_left_open(coverage)}{stop_text}"
-    return Verdict("clear", "", rest, confirm=bool(to_confirm(findings)))
+    rest, brief_rest = (
+        f"{_scope(coverage)}{_confirm(findings, shorten)}{alone}{_left_open(coverage)}{stop_text}"
+        for shorten in (_short, _head)
+    )
+    return Verdict("clear", "", rest, confirm=bool(to_confirm(findings)), brief_rest=brief_rest)
 
 
-def _confirm(findings: Sequence[Finding]) -> str:
-    """``; 1 thing to confirm: a token in …``: of each what it claims, without its reason, or its base rate."""
-    claims = [_short(finding) for finding in to_confirm(findings)]
+def _confirm(findings: Sequence[Finding], shorten: Callable[[Finding], str]) -> str:
+    """``; 1 thing to confirm: a token in …``: of each what ``shorten`` leaves of its claim."""
+    claims = [shorten(finding) for finding in to_confirm(findings)]
     # A semicolon stands between two things, and within none.
     texts = list(dict.fromkeys(uncapitalized(claim).replace("; ", ", ") for claim in claims))
     more = f"; and {len(texts) - MOST_TO_CONFIRM} more" if len(texts) > MOST_TO_CONFIRM else ""
@@ -61,7 +68,15 @@ def _confirm(findings: Sequence[Finding]) -> str:
     return f"; {counted(len(texts), 'thing')} to confirm: {listed_texts}" if texts else ""
 
 
+def _head(finding: Finding) -> str:
+    """The claim up to its tail, which stands below."""
+    claim = _short(finding)
+    ends = (tail.start() for tail in _TAIL.finditer(claim) if claim.count(" ", 0, tail.start()) >= _FEWEST_SPACES)
+    return claim[: next(ends, None)]
+
+
 def _short(finding: Finding) -> str:
+    """The claim without its reason, or its base rate."""
     # A fact is told whole: what is unusual of it may stand behind a colon.
     reason = r"\. .*|\." if finding.code == UNUSUAL else r": .*|\. .*|\."
     return re.sub(rf"^(Model \S+: )?(.*?)({reason})?$", r"\1\2", finding.claim, flags=re.S)

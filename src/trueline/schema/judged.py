@@ -280,13 +280,14 @@ EXIT_CODES: dict[Status, int] = {"out": 1, "suspect": 1, "clear": 0, "unknown": 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """``where`` is which ranks since which step, "" where nothing was found; ``line`` is the whole sentence. Without a
-    fault there may be something to ``confirm``.
+    fault there may be something to ``confirm``. ``brief_rest`` is the rest where all of that stands below.
     """
 
     status: Status
     where: str
     rest: str
     confirm: bool = False
+    brief_rest: str = ""
 
     @property
     def word(self) -> str:
@@ -302,3 +303,8 @@ class Verdict:
     def line(self) -> str:
         """``Probable fault: rank 2, since step 32; 3 findings.``"""
         return f"{self.word}{': ' if self.where else ''}{self.where}{self.rest}."
+
+    @property
+    def brief(self) -> str:
+        """The sentence with the heads alone of what is to confirm, above the list that has it whole."""
+        return f"{self.word}{': ' if self.where else ''}{self.where}{self.brief_rest or self.rest}."

@@ -9,6 +9,7 @@ from trueline.render.report.page_summary import Summary, headline, summary
 from trueline.schema.finding import Finding
 from trueline.schema.judged import AskedQuestion as Asked
 from trueline.schema.judged import Judged, NotRun, Question, asked_of
+from trueline.schema.text.words import uncapitalized
 
 OVERLAP = Finding("shard-overlap", "error", "Rank 0 shares samples.", (0,), 10, 149, next=("Set one seed.",))
 DRIFT = Finding("replica-drift", "error", "Rank 2 drifts.", (2,), 4, 149, next=("Broadcast.", "Look."))
@@ -70,6 +71,25 @@ def test_what_is_to_be_confirmed_stands_in_the_verdict_and_what_is_known_does_no
 def test_between_two_things_to_confirm_alone_stands_a_semicolon(claim, said):
     line = of(Finding("outputs-unused", "confirm", claim), Finding("labels-sorted", "confirm", "Sorted.")).verdict.line
     assert f"; 2 things to confirm: {said}; sorted." in line
+
+
+@pytest.mark.parametrize(
+    ("claim", "head"),
+    [
+        ("60 of 120 updates had the learning rate 0 (50%): steps 60-119.", "60 of 120 updates had the learning rate 0"),
+        ("The rate was at its end at step 60, as it was made for fewer: 60.", "the rate was at its end at step 60"),
+        ("Head: 12 of its 16 rows are as they began.", "head: 12 of its 16 rows are as they began"),
+    ],
+)
+def test_above_the_list_of_what_is_to_confirm_stand_heads(claim, head):
+    verdict = of(Finding("unusual", "confirm", claim)).verdict
+    assert f"; 1 thing to confirm: {head}." in verdict.brief
+    assert uncapitalized(claim.rstrip(".")) in verdict.line
+
+
+def test_of_one_process_no_rank_is_named():
+    report = of(replace(SEED, step_first=3), ranks=1)
+    assert report.verdict.line == "Probable fault: since step 3; 1 finding."
 
 
 def test_warnings_alone_are_only_probable():

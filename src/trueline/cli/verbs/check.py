@@ -73,20 +73,22 @@ def print_report(console: Console, report: CheckReport, *, all_reasons: bool = F
     """
     from trueline.cli.lines import print_facts, print_section, print_verdict
 
-    print_verdict(console, report)
+    print_verdict(console, report, brief=True)
     for number, incident in enumerate(report.incidents, start=1):
         _print_incident(console, report, incident, f"{number}. " if len(report.incidents) > 1 else "")
-    if any(report.findings[incident.findings[0]].sites for incident in report.incidents):
-        console.print(f"Sites: {SITE_FORM}\n", style="dim", markup=False, highlight=False)
     for title, lines in (
         ("To confirm", confirm_lines(report)),
         ("About this Run", report.notes),
         ("Worth knowing", [f"{finding.code}: {finding.claim}" for finding in report.worth_knowing]),
-        ("Not checked", _not_checked(report, all_reasons=all_reasons)),
+        ("Not checked", _not_checked(report) if all_reasons else []),
     ):
         if lines:
             print_section(console, title, lines)
             console.print()
+    if not all_reasons and (line := _not_checked_line(report)):
+        console.print(line, style="dim", markup=False, highlight=False)
+    if any(report.findings[incident.findings[0]].sites for incident in report.incidents):
+        console.print(f"Sites: {SITE_FORM}", style="dim", markup=False, highlight=False)
     if facts and report.facts is not None:
         print_facts(console, report.facts)
 
@@ -112,12 +114,13 @@ def _print_incident(console: Console, report: CheckReport, incident: Incident, n
     from trueline.cli.lines import print_advice
 
     first, *later_findings = (report.findings[index] for index in incident.findings)
-    console.print(Text.assemble((number, "bold"), _head(first)))
+    num_ranks = report.judged.world_size
+    console.print(Text.assemble((number, "bold"), _head(first, num_ranks)))
     lines = [Text(line) for line in (first.claim, *_numbers(first))]
     answer = report.cause(report.incidents.index(incident))
     if answer.is_likely:
         lines.append(Text.assemble((f"{answer.strength}: ", "green"), answer.says))
-    lines += [Text.assemble("with ", _head(finding), ": ", finding.claim) for finding in later_findings]
+    lines += [Text.assemble("with ", _head(finding, num_ranks), ": ", finding.claim) for finding in later_findings]
     lines += [Text.assemble(("next: ", "green"), line) for line in report.advice(incident)]
     if first.code in report.checks_run:
         lines.append(Text.assemble(("more: ", "green"), f"trueline explain {first.code}"))
@@ -126,14 +129,14 @@ def _print_incident(console: Console, report: CheckReport, incident: Incident, n
     console.print()
 
 
-def _head(finding: Finding) -> Text:
-    """``error replica-drift  rank 2  steps 50-149``."""
+def _head(finding: Finding, num_ranks: int) -> Text:
+    """``error replica-drift  rank 2  steps 50-149``, without a rank where there is one."""
     from rich.text import Text
 
     from trueline.schema.text.words import ranks_text
 
     head = Text.assemble((finding.severity, f"bold {_COLOURS[finding.severity]}"), " ", (finding.code, "bold"))
-    if finding.ranks:
+    if finding.ranks and num_ranks > 1:
         head.append(f"  {ranks_text(finding.ranks)}")
     if finding.step_first is not None:
         span = "" if finding.step_last in (None, finding.step_first) else f"-{finding.step_last}"
@@ -154,21 +157,32 @@ def _numbers(finding: Finding) -> list[str]:
     return lines
 
 
-def _not_checked(report: CheckReport, *, all_reasons: bool) -> list[str]:
-    """A line for each reason, with all checks that did not run for it; unless ``all_reasons`` are asked for, one for
-    all that do not apply.
+def _not_checked(report: CheckReport) -> list[str]:
+    """A line for each reason, with all checks that did not run for it."""
+    from trueline.schema.text.words import by_reason
+
+    entries = ((entry.check, entry.why) for entry in report.checks_not_run)
+    return [f"{', '.join(checks)}: {why}" for checks, why in by_reason(entries)]
+
+
+def _not_checked_line(report: CheckReport) -> str:
+    """How many checks lacked something, by what they look at, how many do not apply, and where the reasons are; ""
+    where all ran.
     """
     from trueline.schema.finding import NO_UPDATE
-    from trueline.schema.text.words import by_reason, counted
+    from trueline.schema.judged import TOPICS
+    from trueline.schema.text.words import counted
 
     # without training nearly every check lacks something, and the finding says all there is to say
     untrained = any(finding.code == NO_UPDATE for finding in report.findings)
-    listed = [entry for entry in report.checks_not_run if all_reasons or (entry.lacks and not untrained)]
-    lines = [f"{', '.join(checks)}: {why}" for checks, why in by_reason((entry.check, entry.why) for entry in listed)]
-    if more := len(report.checks_not_run) - len(listed):
+    lacking = {
+        TOPICS[question.question]: sum(entry.lacks for entry in question.checks_not_run)
+        for question in report.judged.questions
+    }
+    num_lacking = 0 if untrained else sum(lacking.values())
+    parts = [", ".join(f"{topic} ({counted(num, 'check')})" for topic, num in lacking.items() if num)]
+    if more := len(report.checks_not_run) - num_lacking:
         verb = "does not apply here, or looks" if more == 1 else "do not apply here, or look"
-        lines.append(
-            f"{counted(more, 'check')} {verb} at what was not recorded "
-            f"(`trueline check {shlex.quote(report.run)} --all` says why)."
-        )
-    return lines
+        parts.append(f"{counted(more, 'check')} {verb} at what was not recorded")
+    listed = "; ".join(parts if num_lacking else parts[1:])
+    return f"Not checked: {listed}. Why: `trueline check {shlex.quote(report.run)} --all`" if listed else ""

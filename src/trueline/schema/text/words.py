@@ -124,12 +124,12 @@ def whose_text(
     interval: tuple[int, int] | None = None,
     machine: str = "",
 ) -> str:
-    """``rank 2, since step 32``; ``all 4 ranks`` where nobody of more than two is left out; "" where neither is
-    known. ``or_who`` are those that it may be instead, ``against`` the ranks that it was compared with,
-    ``interval`` as in ``since_text``, ``machine`` where these ranks run.
+    """``rank 2, since step 32``; ``all 4 ranks`` where nobody of more than two is left out; no rank where there is
+    one; "" where neither is known. ``or_who`` are those that it may be instead, ``against`` the ranks that it was
+    compared with, ``interval`` as in ``since_text``, ``machine`` where these ranks run.
     """
     onset = "" if step is None else since_text(step, interval or (step, step))
-    ranks_words = ranks_text(ranks, all_ranks=ranks if len(ranks) == world_size else ())
+    ranks_words = ranks_text(ranks, all_ranks=ranks if len(ranks) == world_size else ()) if world_size != 1 else ""
     ranks_words += f" {machine}" if ranks_words and machine else ""
     ranks_words += f" or {or_who}" if ranks_words and or_who else ""
     ranks_words += f" (against {ranks_text(against)})" if ranks_words and against else ""
