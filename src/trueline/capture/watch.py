@@ -85,7 +85,6 @@ class Watch:
         self._notes = self._recorder.notes
         self._guarded = self._recorder.parts.guarded
         self._batch_given = False
-        self._has_passed = False
         self._called_parts: CalledParts | None = None
         self.updates = Updates(optimizers, watched=lambda key: key in self._recorder.layout.index_of)
         self._handles = self._hook(model)
@@ -275,16 +274,11 @@ class Watch:
 
     def _before_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and not self._is_inside():
-            self._begin_pass(part, args, kwargs, part=part)
+            self._begin_pass(part, args, kwargs, part)
 
     def _after_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if torch.is_grad_enabled() and not self._is_inside():
             self._end_pass(part, args, kwargs, output)
-
-    def _look_for_parts(self) -> None:
-        """Follow parts where an update comes and no pass of the model was seen."""
-        if not self._has_passed and self._called_parts is None:
-            self.follow_parts()
 
     def _is_inside(self) -> bool:
         """True if a part runs within a pass of the whole model, or in a backward pass that computes it again."""
@@ -304,15 +298,15 @@ class Watch:
             self._begin_pass(module, args, kwargs)
 
     def _begin_pass(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, part: nn.Module | None = None
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], part: nn.Module | None = None
     ) -> None:
         self._end_unseen()
         self._stop_if_asked()
-        self._has_passed = True
         if module.training:
             self.updates.saw_forward()
-        whole = module if part is None or self.forward_module is None else self.forward_module
-        self._recorder.at_forward(whole, None if self._batch_given else (args, kwargs), part=part)
+        if part is not None and self.forward_module is not None:
+            module = self.forward_module
+        self._recorder.at_forward(module, None if self._batch_given else (args, kwargs), part)
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         trains = torch.is_grad_enabled()
@@ -338,8 +332,9 @@ class Watch:
         """The arguments for torch to go on with, None for these."""
         closure = closure_of(args, kwargs)
         if self.updates.begin(optimizer, has_closure=closure is not None):
-            if closure is None:
-                self._look_for_parts()
+            # none of whose passes was seen
+            if self._recorder.has_no_pass and closure is None and self._called_parts is None:
+                self.follow_parts()
             self._recorder.before_update(optimizer, gradients_ready=closure is None)
             return self._recorder.contributions.counting(args, kwargs)
         return None
@@ -368,7 +363,8 @@ class Watch:
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The framework says that it is about to update."""
-        self._look_for_parts()
+        if self._recorder.has_no_pass and self._called_parts is None:
+            self.follow_parts()
         self._recorder.before_update(optimizer, gradients_ready=True)
 
     def _after_step(self) -> None:

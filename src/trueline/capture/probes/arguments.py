@@ -73,8 +73,9 @@ class ArgumentProbe:
             self._batch = batch_parts(step.args, step.kwargs)
             return {}
         if moment == "output":
-            if step.called is not None and not (in_backward() or self._passes.is_over):
-                self._look(step.called, step)
+            called = step.module if step.called is None else step.called
+            if called is not None and not (in_backward() or self._passes.is_over):
+                self._look(called, step)
             return {}
         rows, self._rows, self._batch = self._rows, [], None
         return step.counted.take("argument_features", rows)

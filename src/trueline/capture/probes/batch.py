@@ -92,9 +92,7 @@ class BatchProbe:
         elif moment == "batch" and not self._passes.is_over:
             batch = read_batch(*step.args, **step.kwargs)
             if batch is not None:
-                self._add(self._passes.now(), batch)
-                if batch.single_input is not None:
-                    self._know_zeros(batch.single_input, step)
+                self._add(batch, step)
             if step.sampled and (features := read_features(*step.args, **step.kwargs)) is not None:
                 self._features.append((self._passes.now(), features[None]))
         return {}
@@ -108,10 +106,14 @@ class BatchProbe:
             columns["batch_features"] = host["batch_features"].mean(0).tolist()
         return columns
 
-    def _add(self, forward_pass: Pass, batch: Batch) -> None:
-        if self._batches and self._batches[-1][0] is forward_pass:
-            batch = _joined(self._batches.pop()[1], batch)
-        self._batches.append((forward_pass, batch))
+    def _add(self, batch: Batch, step: Step) -> None:
+        """Note a batch; of two that are read in one pass, by parts of the model, make one."""
+        forward_pass, batches = self._passes.now(), self._batches
+        if batches and batches[-1][0] is forward_pass:
+            batch = _joined(batches.pop()[1], batch)
+        batches.append((forward_pass, batch))
+        if batch.single_input is not None:
+            self._know_zeros(batch.single_input, step)
 
     def _know_zeros(self, samples: Tensor, step: Step) -> None:
         kind = (samples.shape[1:], samples.dtype, samples.device.type)

@@ -42,7 +42,9 @@ OF_PARAMETERS = (
 
 
 class Recorder:
-    """Records one model on one rank; the hooks of a Watch call it. ``notes`` go into the manifest: what is not seen."""
+    """Records one model on one rank; the hooks of a Watch call it. ``notes`` go into the manifest: what is not seen.
+    ``has_no_pass`` is True until a forward pass is seen.
+    """
 
     def __init__(self, watching: Watching, *, probes: Sequence[Probe], contributions: Contributions) -> None:
         self.model, self.team, self.parts = watching.model, watching.team, watching.parts
@@ -61,6 +63,7 @@ class Recorder:
         self._passes = ReducedPasses(by_hand=self.team.ranks if self._adapter.name == "manual" else ())
         self._backlog = Backlog()
         self._updating = False
+        self.has_no_pass = True
         self._now = self.safe_sink.step = self.first_step = watching.start.step
         with self.parts.timed():
             self._decide()
@@ -98,21 +101,23 @@ class Recorder:
         self,
         module: nn.Module,
         batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
-        *,
         part: nn.Module | None = None,
     ) -> None:
         """A training forward pass begins, on this ``batch`` unless that was given by hand. Where the script calls parts
         of ``module`` one by one, ``part`` is this one, and the pass may go on that another began.
         """
         with self.parts.timed():
-            begins = part is None or self.contributions.part_begins(part)
-            if batch is not None and begins:
-                self._take_batch(*batch)
+            self.has_no_pass = False
+            if part is None or self.contributions.part_begins(part):
+                if batch is not None:
+                    self._take_batch(*batch)
+                self.parts.attempt("passes", self._count_forward)
             elif batch is not None:
                 self._probing.ask("batch", args=batch[0], kwargs=batch[1])
-            if begins:
-                self.parts.attempt("passes", self._count_forward)
-            self._probing.ask("forward", module=module, called=part or module)
+            if part is None:
+                self._probing.ask("forward", module=module)
+            else:
+                self._probing.ask("forward", module=module, called=part)
 
     def at_output(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The forward pass has returned ``output``."""
