@@ -8,9 +8,10 @@ compares each sample with the target of every other; binary targets that are not
 that are its blank, which is no letter; logits that end in ReLU, in tanh or as cosines, without a temperature; targets
 of a regression that the last activation cannot give, as those below 0 behind ReLU; logits that a view has put from
 [B, T, C] into [B, C, T], or from [B, C, H, W] into [N, C]; `log_softmax` over samples; a binary cross-entropy whose
-arguments are swapped; `kl_div` with `reduction="mean"`, which divides by the number of classes as well; what gradients
-should not go into and do: a bootstrap target, r + gamma * max Q(s'), an advantage beside log-probabilities, the
-probabilities of a teacher. All ranks share such a fault, so that comparing them shows nothing.
+arguments are swapped; rows of several labels beside a softmax; rows of CTC that are too long for their input and are
+left out by `zero_infinity`; `kl_div` with `reduction="mean"`, which divides by the number of classes as well; what
+gradients should not go into and do: a bootstrap target, r + gamma * max Q(s'), an advantage beside log-probabilities,
+the probabilities of a teacher. All ranks share such a fault, so that comparing them shows nothing.
 
 Why it matters
 --------------
@@ -214,6 +215,21 @@ _WRONG_TARGETS = {
         "the targets of the CTC loss of {} are its blank, which stands for no letter.",
         "Give ctc_loss the index of the blank that the vocabulary has (`blank=`, 0 unless given).",
         attrgetter("blanks", "ctc_targets"),
+    ),
+    "ctc-infinite": _WrongTargets(
+        "the rows of the CTC loss of {} are longer than their input allows: their loss is infinite, and "
+        "zero_infinity=True makes it 0, so that nothing is learned from them.",
+        "Give ctc_loss inputs of at least as many steps as the target has letters, and one more for each that is "
+        "doubled; look at input_lengths.",
+        attrgetter("infinite_rows", "ctc_rows"),
+        may_be_meant=True,
+    ),
+    "several-classes": _WrongTargets(
+        "the rows that a cross-entropy of {} is to meet mark several classes: its softmax can give one of them, and "
+        "half of it to two.",
+        "Use binary_cross_entropy_with_logits where a sample may have several labels, or divide each row by its sum.",
+        attrgetter("several_marks", "marked_rows"),
+        may_be_meant=True,
     ),
     "targets-beyond-relu": _out_of_reach(
         "ReLU", "relu", "below 0", "Take the activation behind the last layer away, or scale the targets to its range."

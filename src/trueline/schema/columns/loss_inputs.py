@@ -49,7 +49,9 @@ class LossInputs:
     below 0 or above 1; the targets of cross-entropies that average or add up over all that count, beside which a mask
     of padding was seen, how many of these targets the mask leaves out, and in how many rows; the targets of
     connectionist temporal classification (CTC), and how many of them are its blank; the targets of regressions whose
-    predictions end in ReLU, in sigmoid (or softmax) and in tanh, and how many of each that cannot give.
+    predictions end in ReLU, in sigmoid (or softmax) and in tanh, and how many of each that cannot give; the rows of CTC
+    losses, and those whose loss is infinite; the rows of 0 and 1 that a cross-entropy has as probabilities of the
+    classes, and those of them with several 1.
     """
 
     kinds: frozenset[str]
@@ -66,6 +68,10 @@ class LossInputs:
     beyond_sigmoid: int = 0
     tanh_targets: int = 0
     beyond_tanh: int = 0
+    ctc_rows: int = 0
+    infinite_rows: int = 0
+    marked_rows: int = 0
+    several_marks: int = 0
 
     def __add__(self, more_inputs: LossInputs) -> LossInputs:
         numbers = (number + more for number, more in zip(self.to_row()[1:], more_inputs.to_row()[1:], strict=True))

@@ -26,6 +26,7 @@ from trueline.capture.probes.losses.cross_entropy import (
     ignored_index,
     operation_of,
 )
+from trueline.capture.probes.losses.saved import saved_tensor
 from trueline.schema.columns.input_values import InputFact
 from trueline.schema.columns.loss_inputs import (
     ARGUMENTS_SWAPPED,
@@ -63,7 +64,7 @@ _COMPARES = {
 }
 """Functions that keep what they compare with."""
 _CTC = ("CtcLoss", "CudnnCtcLoss")
-_NUMBERS = 13
+_NUMBERS = 17
 """Of ``LossInputs``, but for its kinds."""
 _LOGITS_OF = {"Relu": LOGITS_CLIPPED, "Tanh": LOGITS_BOUNDED}
 _SAME_PLACES = re.compile(f"ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|{SINK}")
@@ -103,8 +104,10 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
     for node, operation, below in functions_of(roots):
         kinds = [*_misused(node, operation, below), attached_target(node, operation), attached_factor(node, operation)]
         bits |= sum(1 << KINDS.index(kind) for kind in kinds if kind is not None)
-        if operation in _CTC and not is_hooked(node._raw_saved_targets):
-            counts.append(_blanks(node, device))
+        if operation in _CTC:
+            counts += _of_ctc(node, device)
+        if operation == "Mul" and (marks := _marks(node, below, device)) is not None:
+            counts.append(marks)
         if (reach := _beyond_reach(node, operation, below, device)) is not None:
             counts.append(reach)
         is_binary, has_mask = operation in _BINARY, ids is not None and mask is not None
@@ -351,6 +354,38 @@ def _at(place: int, *counts: Tensor) -> Tensor:
     """int64 [numbers of ``LossInputs``]: ``counts``, int64 [], from ``place`` on, and zeros."""
     behind = _NUMBERS - place - len(counts)
     return torch.cat([counts[0].new_zeros(place), torch.stack(counts), counts[0].new_zeros(behind)])
+
+
+def _of_ctc(node: Any, device: torch.device) -> Iterator[Tensor]:
+    """Counts of blanks among the targets, and of rows whose loss is infinite: the input is too short for the target.
+    torch replaces these by 0 where ``zero_infinity`` is on.
+    """
+    if not is_hooked(node._raw_saved_targets):
+        yield _blanks(node, device)
+    if bool(node._saved_zero_infinity) and not is_hooked(node._raw_saved_result0):
+        losses = node._saved_result0.detach()
+        num_infinite = losses.isinf().sum().to(device)
+        yield _at(13, torch.full_like(num_infinite, losses.numel()), num_infinite)
+
+
+def _marks(product: Any, below: list[Any], device: torch.device) -> Tensor | None:
+    """Rows of 0 and 1 by which the logarithms of a softmax over the outputs of a layer are multiplied, and those with
+    several 1; None of another product.
+    """
+    if len(below) != 1 or operation_of(below[0][0]) != "LogSoftmax":
+        return None
+    weights = saved_tensor(product, "other" if product.next_functions[0][0] is not None else "self")
+    layer, shape = _source(below[0][0].next_functions[0]), _shape(below[0][0])
+    if weights is None or weights.dim() != 2 or tuple(weights.shape) != shape or layer is None:
+        return None
+    # similarities of samples have marks of all that belong together; a layer's own classes exclude each other
+    if operation_of(layer) not in _LAYERS or not any(
+        hasattr(_source(side), "variable") for side in layer.next_functions
+    ):
+        return None
+    is_mark = ((weights == 0) | (weights == 1)).all(1)
+    numbers = [(is_mark & (weights != 0).any(1)).sum(), (is_mark & (weights.sum(1) > 1)).sum()]
+    return _at(15, *numbers).to(device)
 
 
 def _blanks(node: Any, device: torch.device) -> Tensor:

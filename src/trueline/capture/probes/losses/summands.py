@@ -249,13 +249,17 @@ def _summand(way: _Way) -> Summand:
     return Summand(function, way.multipliers, way.divisors, way.averages, way.node, way.reduction)
 
 
-def _operand(node: Any) -> Tensor | None:
-    """What a product multiplies by that needs no gradient."""
+def _operand(node: Any) -> Tensor | float | None:
+    """What a product multiplies by that needs no gradient; a number where torch itself divides by one, as behind a
+    cross-entropy with probabilities as its target.
+    """
     return node._saved_other if node.next_functions[0][0] is not None else node._saved_self
 
 
-def _number(operand: Tensor | None) -> Scalar | None:
+def _number(operand: Tensor | float | None) -> Scalar | None:
     """A factor of one element: on the host its value, else the tensor; None of weights of single elements."""
+    if isinstance(operand, (int, float)):
+        return float(operand)
     if operand is None or operand.numel() != 1:
         return None
     operand = local(operand.detach())

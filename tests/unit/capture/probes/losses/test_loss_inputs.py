@@ -163,6 +163,31 @@ def test_a_difference_whose_sides_are_in_another_order_is_left_alone():
     assert looked((classes(x).relu().T - target).abs().mean()) == LossInputs(frozenset(), 0, 0, 0, 0, 0)
 
 
+def test_rows_of_several_labels_beside_a_softmax_are_counted():
+    labels = F.one_hot(y, V).float()
+    labels[:3, :2] = 1.0
+    counted = looked(F.cross_entropy(classes(x), labels))
+    assert (counted.marked_rows, counted.several_marks) == (B, 3)
+    by_hand = looked(-(labels * classes(x).log_softmax(-1)).sum(1).mean())
+    assert (by_hand.marked_rows, by_hand.several_marks) == (B, 3)
+    for loss in (
+        F.cross_entropy(classes(x), labels / labels.sum(1, keepdim=True)),
+        F.cross_entropy(classes(x), F.one_hot(y, V).float(), label_smoothing=0.1),
+        -(labels * (unit(classes(x)) @ torch.eye(V) / 0.07).log_softmax(-1)).sum(1).mean(),
+        F.binary_cross_entropy_with_logits(classes(x), labels),
+    ):
+        assert looked(loss).several_marks == 0
+
+
+def test_rows_of_ctc_that_are_too_long_for_their_input_are_counted():
+    targets, lengths = torch.ones(2, 4, dtype=torch.long), torch.tensor([4, 2])
+    scores = nn.Linear(4, 5)(torch.ones(9, 2, 4)).log_softmax(-1)
+    for short, num in ((9, 0), (6, 1)):  # four equal letters take three blanks between them
+        loss = F.ctc_loss(scores, targets, torch.tensor([short, 9]), lengths, zero_infinity=True)
+        counted = looked(loss)
+        assert (counted.ctc_rows, counted.infinite_rows) == (2, num)
+
+
 @pytest.mark.parametrize("flat", [False, True])
 def test_targets_of_ctc_that_are_its_blank_are_counted_as_far_as_rows_are_long(flat):
     rows, lengths = torch.tensor([[1, 0, 2, 0], [3, 1, 0, 0]]), torch.tensor([3, 2])
