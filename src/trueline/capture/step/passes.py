@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,11 +105,14 @@ class CountedPasses:
 class Contributions:
     """Follows the passes of one model. ``latest`` is its last forward pass in this step, None without;
     ``backward_pass`` is the backward pass that ``torch.autograd.backward`` was called for last, None where that cannot
-    count; ``num_reached`` is how many of this step have come through the model.
+    count; ``num_reached`` is how many of this step have come through the model, and ``num_forward`` how many forward
+    passes there were in all. ``at_unused`` is called where one begins and no backward pass has since the one before.
     """
 
     def __init__(self) -> None:
         self.backward_pass: Pass | None = None
+        self.num_forward = 0
+        self.at_unused: weakref.WeakMethod[Callable[[], None]] | None = None
         self._guard: Guard = contextlib.nullcontext
         self._trained = ObjectTable[Optimizer, tuple[Tensor, ...]]()
         self._params: Sequence[Tensor] = ()
@@ -156,7 +160,12 @@ class Contributions:
 
     def forward_begins(self) -> None:
         """A training forward pass begins, or a batch was passed by hand."""
-        self.latest = Pass(self._num_begun)
+        self.num_forward += 1
+        latest, self.latest = self.latest, Pass(self._num_begun)
+        if self.at_unused is not None and latest is not None and latest.at == self._num_begun and not latest.reached:
+            at_unused = self.at_unused()
+            if at_unused is not None:
+                at_unused()
 
     def part_begins(self, part: nn.Module) -> bool:
         """Whether a call of ``part`` begins a pass: the first since the last backward pass, or one of a part that was

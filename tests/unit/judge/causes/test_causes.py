@@ -381,6 +381,7 @@ def test_every_code_has_a_cause():
         "inputs-equal",
         "labels-change",
         "labels-sorted",
+        "loss-skipped",
         "one-for-all-samples",
         "restart-rate",
         "rows-lost",
