@@ -28,6 +28,7 @@ from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.model.untraced import in_transform
 from trueline.capture.model.wholes import Family, may_be_wrapped, reduces_inside
 from trueline.capture.model.world import all_come, in_pipeline, world_size
+from trueline.capture.probes.constructed_rates import constructed_rates
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.evaluations import PassesBeforeTraining
 from trueline.capture.probes.loads import loads
@@ -99,6 +100,7 @@ class Attachment:
         """Listen for optimizers, DDP modules and the first training forward pass."""
         call_sites.listen("DataLoader", "DistributedSampler", "optimizer", "eval")
         loads.listen()
+        constructed_rates.listen()
         patches.optimizer_init.add(self._at_optimizer, after=True)
         patches.ddp_init.add(self._at_ddp, after=True)
         patches.module_call.add(self._at_call)

@@ -38,17 +38,26 @@ COLUMNS: tuple[Column, ...] = (
         "Where no scheduler drives the optimizer of this update, the classes of one that was stepped, and of its "
         "optimizer, which has made no update so far: `CosineAnnealingLR of AdamW`.",
     ),
+    Column(
+        "rates_made",
+        "list<float64>",
+        "",
+        "At the first update that is watched, where optimizers were looked at as they were made, the learning rate of "
+        "each parameter group as this one was made; empty where that is the default of its class.",
+    ),
 )
 
 LAW = Law(
     columns=COLUMNS,
     answers={"facts": "facts.SUBJECTS"},
     of_updates=True,
-    probes=("probe",),
+    probes=("probe.steps", "probe.made"),
     checks={
         "schedule-differs": Code(says=("rate-zero", "rate-rises-again")),
         "schedule-length": Code(),
         "schedule-passed": Code(dated=True, says=("rate-rises-again",)),
         "rate-not-in-force": Code(says=("rate-tiny",)),
+        "rate-of-first-group": Code(),
+        "rate-replaced": Code(),
     },
 )

@@ -50,7 +50,6 @@ for group in optimizer.param_groups:
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -61,6 +60,7 @@ import numpy as np
 
 from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.judge.series.command_rates import rates_of_command
+from trueline.laws.schedule.scaled_rates import scale_factors
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.text.words import counted, named_some
@@ -71,9 +71,6 @@ CALLS = {"": ("optimizer",)}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("lr", "update_facts", "num_micro", "sample_digests")
 ACROSS_RANKS = False
-
-SCALED_BY = 256
-"""Samples that rates are scaled by in public recipes (Goyal et al. 2017, Accurate, Large Minibatch SGD)."""
 
 _NEAR = 1e-6
 """Share by which a rate may differ from a product that a script computes in float32."""
@@ -96,7 +93,9 @@ def check(run: Run) -> list[Finding]:
         raise CannotTell("rates change without a schedule of torch, or no update was sampled")
     # Some schedules begin below the rate that they are made for, and come to it.
     reached = [*(float(there) for row in since.values() for there in row), *_settings(run, since, rank, "max_lr")]
-    follows = any(math.isclose(there, rate * factor, rel_tol=_NEAR) for there in in_force for factor in _factors(run))
+    follows = any(
+        math.isclose(there, rate * factor, rel_tol=_NEAR) for there in in_force for factor in scale_factors(run)
+    )
     if follows or any(math.isclose(there, rate, rel_tol=_NEAR) for there in reached):
         return []
     return [_finding(run, name, in_force, since, [row for step, row in rows.items() if step < begin])]
@@ -122,20 +121,6 @@ def _settings(run: Run, since: Mapping[int, np.ndarray], ranks: Sequence[int], n
             groups: Mapping[str, Mapping[str, Any]] = json.loads(text)["groups"]
             values += [float(group[name]) for group in groups.values() if isinstance(group.get(name), (int, float))]
     return values
-
-
-def _factors(run: Run) -> set[float]:
-    """What a rate is multiplied by where it is scaled with ranks and batches."""
-    micros, measured = run.pivot("num_micro")
-    num_micro = float(np.median(micros[measured])) if measured.any() else 1.0
-    *_, lengths, _ = run.flat("sample_digests", steps=run.steps[:8].tolist())
-    num_samples = float(np.median(lengths)) / max(num_micro, 1.0) if len(lengths) else 1.0
-    sizes = (float(run.world_size), num_micro, num_samples)
-    products = {math.prod(part) for number in range(4) for part in itertools.combinations(sizes, number)}
-    factors = {product / scale for product in products for scale in (1, SCALED_BY) if product > 0}
-    # the rule for Adam (Malladi et al. 2022, On the SDEs and Scaling Rules for Adaptive Gradient Algorithms)
-    factors |= {math.sqrt(factor) for factor in factors}
-    return factors | {1 / factor for factor in factors}
 
 
 def _finding(

@@ -386,6 +386,8 @@ def test_every_code_has_a_cause():
         "restart-rate",
         "rows-lost",
         "rows-untrained",
+        "rate-of-first-group",
+        "rate-replaced",
         "tie-lost",
         "token-doubled",
         "trains-in-evaluation",
