@@ -27,6 +27,33 @@ class LM(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
+class Translator(nn.Module):
+    """An encoder beside a decoder, which reads tokens of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = LM(), LM()
+
+    def forward(self, source, tokens):
+        return self.decoder(tokens) + self.encoder(source).mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize(("shifted", "offset"), [(False, 0), (True, None)])
+def test_targets_of_a_decoder_are_compared_with_the_tokens_that_it_reads(tmp_path, shifted, offset):
+    torch.manual_seed(0)
+    model = Translator()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with trueline.watch(model, optimizer, out=str(tmp_path / "run")):
+        for _ in range(3):
+            source, tokens = torch.randint(V, (B, T - 3)), torch.randint(V, (B, T))
+            read, target = (tokens[:, :-1], tokens[:, 1:]) if shifted else (tokens, tokens)
+            functional.cross_entropy(model(source, read).flatten(0, 1), target.flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    findings = labels_misplaced.check(trueline.open_run(str(tmp_path / "run")))
+    assert ["the input token at the same place" in finding.claim for finding in findings] == [True] * (offset == 0)
+
+
 def train(folder, loss_of, *, ids=None, steps=3):
     torch.manual_seed(0)
     model = LM()

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from trueline.capture.model.contents import elements, stored
 from trueline.capture.model.layout import local, unwrap
 from trueline.capture.model.untraced import in_backward
+from trueline.capture.probes.arguments import named_tensors
 from trueline.capture.probes.at_backward import BackwardProbe
 from trueline.capture.probes.base import Moment, Step
-from trueline.capture.probes.batch import attention_mask, token_ids
+from trueline.capture.probes.batch import MASKS, POSITIONS, TARGETS, attention_mask, token_ids
 from trueline.capture.probes.losses import cross_entropy, descent, edge_tokens, end_tokens, loss_inputs
 from trueline.capture.probes.losses.attached_targets import mark
 from trueline.capture.probes.parts import ProbeParts
@@ -56,6 +57,7 @@ class TargetPlaceProbe(BackwardProbe):
             self._calls += 1
             self._eos = NO_TOKEN if step.module is None else _end_of_text(step.module)
             mark(step.output, self._calls)
+            self._decoder_ids = self._decoder_ids if step.module is None else _last_ids(step.module, step)
             self._look_at_edges(step)
             return {}
         rows, operations, inputs, ends = self._rows, self._operations, self._inputs, self._ends
@@ -93,6 +95,7 @@ class TargetPlaceProbe(BackwardProbe):
         super()._forget(due=due)
         self._calls = 0
         self._ids: Tensor | None = None
+        self._decoder_ids: Tensor | None = None
         self._mask: Tensor | None = None
         self._eos = NO_TOKEN
         self._ends: list[tuple[Pass, Tensor]] = []
@@ -124,10 +127,28 @@ class TargetPlaceProbe(BackwardProbe):
             targets = [] if ids is None else cross_entropy.targets(roots)
             if ids is not None and len(targets) == 1:
                 counts = _counts(ids, *targets[0])
+                if self._decoder_ids is not None:
+                    counts = _more_equal(counts, _counts(self._decoder_ids, *targets[0]))
                 if len(self._ends) < MAX_PASSES and targets[0][0].device == ids.device and ids.numel():
                     numbers = end_tokens.row_of(ids, self._mask, *targets[0], self._eos)
                     self._ends.append((backward_pass, numbers[None]))
                 self._rows += [] if counts is None else [(backward_pass, counts[None])]
+
+
+def _last_ids(module: nn.Module, step: Step) -> Tensor | None:
+    """The last whole numbers [B, T] that the model was called on, which are those of a decoder beside an encoder."""
+    left_out = (*MASKS, *TARGETS, *POSITIONS)
+    named = named_tensors(module, step.args, step.kwargs)
+    ids = [x for name, x in named if x.dim() == 2 and x.dtype == torch.int64 and name not in left_out]
+    return local(ids[-1]) if ids else None
+
+
+def _more_equal(counts: Tensor | None, decoder_counts: Tensor | None) -> Tensor | None:
+    """Those of the encoder's tokens or of the decoder's, whichever equal more targets at one place."""
+    if counts is None or decoder_counts is None:
+        return counts if decoder_counts is None else decoder_counts
+    num_equal, num_of_decoder = (both[len(PLACES) :].max() for both in (counts, decoder_counts))
+    return torch.where(num_of_decoder > num_equal, decoder_counts, counts)
 
 
 def _counts(ids_BT: Tensor, target: Tensor, ignored: int, first_position: int | None) -> Tensor | None:
