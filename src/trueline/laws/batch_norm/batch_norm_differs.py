@@ -6,7 +6,8 @@ A kernel that updates the running mean or variance by another rule, such as the 
 mean of the variances of the ranks; statistics that change in evaluation mode. Statistics that a batch with NaN or
 infinity has left without a finite number, while training goes on. As information: passes that activation checkpointing
 makes again, which count each batch twice; batches that are counted between training steps, as a validation in training
-mode does; layers whose parameters are frozen and whose statistics are not.
+mode does; layers whose parameters are frozen and whose statistics are not. These are to be confirmed where all of the
+part that they are in is frozen: it returns something else at the end of the training than at its start.
 
 Why it matters
 --------------
@@ -122,8 +123,27 @@ def check(run: Run) -> list[Finding]:
             faulty["rule" if norm_pass.tracks else "evaluation"].append((norm_pass, worst))
         if norm_pass.frozen and norm_pass.tracks:
             faulty["frozen"].append((norm_pass, 0.0))
-    findings = [_pass_finding(fault, affected, by_key) for fault, affected in sorted(faulty.items())]
+    in_frozen_part = _in_frozen_parts(run, [norm_pass for norm_pass, _ in faulty["frozen"]])
+    if in_frozen_part:
+        faulty["frozen"] = [entry for entry in faulty["frozen"] if entry[0].name in in_frozen_part]
+    findings = [
+        _pass_finding(fault, affected, by_key, is_part=bool(in_frozen_part))
+        for fault, affected in sorted(faulty.items())
+        if affected
+    ]
     return [*findings, *_recomputation_findings(counts), *_evaluation_findings(run, counts)]
+
+
+def _in_frozen_parts(run: Run, passes: Sequence[NormPass]) -> set[str]:
+    """Names of layers beside which other parameters of the module that holds them are frozen, and none is trained."""
+    names = set[str]()
+    for norm_pass in passes:
+        part, env = norm_pass.name.rpartition(".")[0], run.env.get(norm_pass.rank)
+        if env is not None and part:
+            others = [name for name in env.frozen if name.startswith(f"{part}.") and norm_pass.name not in name]
+            if others and not any(name.startswith(f"{part}.") for name in env.params):
+                names.add(norm_pass.name)
+    return names
 
 
 def _is_poisoned(norm_pass: NormPass) -> bool:
@@ -135,12 +155,19 @@ def _is_poisoned(norm_pass: NormPass) -> bool:
 
 
 def _pass_finding(
-    fault: BatchNormFault, affected: Sequence[tuple[NormPass, float]], by_key: Mapping[PassKey, NormPass]
+    fault: BatchNormFault,
+    affected: Sequence[tuple[NormPass, float]],
+    by_key: Mapping[PassKey, NormPass],
+    *,
+    is_part: bool,
 ) -> Finding:
-    """The Finding of passes, each with its largest excess, among all that were sampled."""
+    """The Finding of passes, each with its largest excess, among all that were sampled. ``is_part`` says of frozen
+    layers that all of what they are in is frozen.
+    """
     passes = [norm_pass for norm_pass, _ in affected]
     names = _names(passes)
     layers = f"the {'layer' if len(names) == 1 else 'layers'} {named_some(names)}"
+    is_are, it_them = ("is", "it") if len(names) == 1 else ("are", "them")
     steps = sorted({norm_pass.step for norm_pass in passes})
     ranks = tuple(sorted({norm_pass.rank for norm_pass in passes}))
     sampled_steps = sorted({step for step, *_ in by_key})
@@ -151,9 +178,12 @@ def _pass_finding(
         "evaluation": f"The running statistics of {layers} change {location} in evaluation mode.",
         "nonfinite": f"The running statistics of {layers} hold NaN or infinity {location}, while what goes in is "
         "finite: an earlier batch was not, and evaluation will be NaN.",
-        "frozen": f"No parameter of {layers} is trained, but the running statistics change {location}.",
+        "frozen": f"{layers[0].upper()}{layers[1:]} {is_are} frozen with the part of the model around {it_them}, and "
+        f"the running statistics change {location}, as in training mode: what is frozen does not stay as it was loaded."
+        if is_part
+        else f"No parameter of {layers} is trained, but the running statistics change {location}.",
     }
-    severity: Severity = "info" if fault == "frozen" else "error"
+    severity: Severity = "error" if fault != "frozen" else "confirm" if is_part else "info"
     has_number = fault not in ("nonfinite", "frozen")
     return Finding(
         code=CODE,

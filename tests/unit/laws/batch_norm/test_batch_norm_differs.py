@@ -126,9 +126,28 @@ def test_a_layer_that_checkpointing_computes_again_is_no_alarm(tmp_path, reentra
     assert findings(tmp_path / "run") == [("info", "again", 0)]
 
 
-def test_frozen_layers_whose_statistics_go_on_are_no_alarm(tmp_path):
-    trained(tmp_path / "run", prepare=lambda model: model.first.requires_grad_(False))
-    assert findings(tmp_path / "run") == [("info", "frozen", 0)]
+def _freeze_part(model):
+    model.first.requires_grad_(False)
+
+
+def _freeze_norm(model):
+    model.first[1].requires_grad_(False)
+
+
+@pytest.mark.parametrize(("freeze", "severity"), [(_freeze_part, "confirm"), (_freeze_norm, "info")])
+def test_a_frozen_part_whose_statistics_go_on_is_to_be_confirmed(tmp_path, freeze, severity):
+    trained(tmp_path / "run", prepare=freeze)
+    assert findings(tmp_path / "run") == [(severity, "frozen", 0)]
+
+
+def _freeze_as_it_is(model):
+    model.first.requires_grad_(False)
+    model.first.eval()
+
+
+def test_a_frozen_part_in_evaluation_mode_is_left_alone(tmp_path):
+    trained(tmp_path / "run", prepare=_freeze_as_it_is)
+    assert findings(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize("at", [5, 25])
