@@ -18,12 +18,20 @@ COLUMNS: tuple[Column, ...] = (
         "[B] digest of each buffer before the first forward pass of this step in training mode.",
         after="closing_digests",
     ),
+    Column(
+        "changed_buffers",
+        "list<uint64>",
+        "",
+        "[B] digest of each buffer that DDP broadcasts, before the update, where the forward passes of this step have "
+        "changed it; else 0.",
+    ),
 )
 
 LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
     checks={
+        "buffers-overwritten": Code(),
         "rank-config-differs": Code(
             explains=("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-silent", "*unlike-worker"),
             dated=True,

@@ -370,6 +370,7 @@ def test_every_code_has_a_cause():
         "average-restarts",
         "average-updates",
         "begin-alike",
+        "buffers-overwritten",
         "copy-is-model",
         "data-set-changes",
         "decay-on-norms",

@@ -37,6 +37,8 @@ MANY = {
     "laws/unlike_workers/copies.py len(members) workers",
     "laws/unlike_workers/dispersion_low.py len(rows) steps",
     "laws/data_split/duplicate_data.py len(declared.by_rank) workers",
+    "laws/data_split/held_out_trained.py part.size indices",
+    "laws/data_split/held_out_trained.py source.size samples",
     "laws/overflow/grad_explosion.py growth.num_layers layers",
     "laws/data_split/shard_overlap.py len(samples.ranks) parts",
     "laws/token_weights/token_imbalance.py len(members) workers",
