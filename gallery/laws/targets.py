@@ -2,8 +2,8 @@
 
 Who had it: a large share of the questions about losses that fall too little: softmax in front of CrossEntropyLoss,
 sigmoid in front of BCEWithLogitsLoss, NLLLoss without log_softmax, predictions [B, 1] against targets [B], labels of -1
-and 1, labels that are copies of padded input ids; a padding token that is the end token, whose labels a collator leaves
-out; Q learning whose target is not under no_grad.
+and 1, labels that are copies of padded input ids; a class that is what the loss ignores; a padding token that is the
+end token, whose labels a collator leaves out; Q learning whose target is not under no_grad.
 Planted: each of these.
 Twin: logits; log-probabilities; equal shapes; labels of 0 and 1; padding that is left out.
 """
@@ -143,6 +143,10 @@ class Cut(CausalLM):
         return self.loss(model, {**batch, "labels": labels_BL})
 
 
+def _classes_but_first(x_BC: Tensor, y_B: Tensor) -> Tensor:
+    return functional.cross_entropy(x_BC, y_B, ignore_index=0)
+
+
 class _Masked(nn.Module):
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
@@ -253,6 +257,14 @@ ENTRIES = (
         "a greatest length cuts off most answers",
         trained(_cut, _cut.loss_of_cut, _cut.loss),
         must_find=("rows-untrained",),
+        family=WEIGHTS_OF_TOKENS,
+        causes=(),
+    ),
+    _fault(
+        "class",
+        "a class is the label that the loss ignores",
+        trained(_classes, _vision(_classes_but_first), _cross_entropy),
+        must_find=("class-ignored",),
         family=WEIGHTS_OF_TOKENS,
         causes=(),
     ),

@@ -48,6 +48,14 @@ COLUMNS: tuple[Column, ...] = (
         "counts; where the loss has one function that keeps labels, and these are one row a sample. The lowest 12 bits "
         "are the number of classes.",
     ),
+    Column(
+        "ignored_class",
+        "list<int64>",
+        "labels",
+        "At the same steps, where the cross-entropy ignores a label that is one of its classes, `IgnoredClass`: label, "
+        "classes, elements of a label, how many labels it leaves out and are no padding at an end, how many count, and "
+        "whether the classes may be tokens.",
+    ),
 )
 
 LAW = Law(
@@ -55,6 +63,7 @@ LAW = Law(
     probes=("probe.labels", "probe.places"),
     answers={"facts": "facts.SUBJECTS"},
     checks={
+        "class-ignored": Code(),
         "end-untrained": Code(),
         "labels-change": Code(signal="loss"),
         "labels-misplaced": Code(explains=("*unlike-worker",), signal="loss"),

@@ -371,6 +371,7 @@ def test_every_code_has_a_cause():
         "average-updates",
         "begin-alike",
         "buffers-overwritten",
+        "class-ignored",
         "copy-is-model",
         "data-set-changes",
         "decay-on-norms",

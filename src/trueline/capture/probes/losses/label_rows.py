@@ -1,4 +1,4 @@
-"""Digest what the loss compares each sample with, as its graph keeps it.
+"""Digest what the loss compares each sample with, as its graph keeps it; count labels that are a class and ignored.
 
 Letters: B samples, T positions of the input, X elements of a label.
 """
@@ -6,7 +6,7 @@ Letters: B samples, T positions of the input, X elements of a label.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,9 +25,19 @@ _COMPARES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntr
 """Beginnings of the names of operations that keep what they compare with."""
 
 
-def label_rows(roots: Sequence[Tensor], shape: Sequence[int]) -> Tensor | None:
-    """int64 [B] digests of the labels of the only function below a loss that has some; None where there are several, or
-    they are no rows of the samples: of the first input of the model, of ``shape`` [B, T, ...].
+class LabelRows(NamedTuple):
+    """int64 [B] digests of labels, the number of classes that they are of (0: none), and where the loss ignores one of
+    these int64 [5], ``IgnoredClass`` but for the last.
+    """
+
+    digests: Tensor
+    classes: int
+    ignored: Tensor | None
+
+
+def label_rows(roots: Sequence[Tensor], shape: Sequence[int]) -> LabelRows | None:
+    """Labels of the only function below a loss that has some; None where there are several, or they are no rows of the
+    samples: of the first input of the model, of ``shape`` [B, T, ...].
     """
     nodes = [root.grad_fn for root in roots]
     if len(nodes) != 1 or not operation_of(nodes[0]).startswith(_COMPARES):
@@ -39,7 +49,7 @@ def label_rows(roots: Sequence[Tensor], shape: Sequence[int]) -> Tensor | None:
     if target is None or sum(edge[0] is not None for edge in nodes[0].next_functions) != 1:
         return None
     label_BX = _by_sample(target, shape)
-    return None if label_BX is None else _digests(label_BX, nodes[0])
+    return None if label_BX is None else _read(label_BX, nodes[0])
 
 
 def _by_sample(target: Tensor, shape: Sequence[int]) -> Tensor | None:
@@ -56,13 +66,28 @@ def _by_sample(target: Tensor, shape: Sequence[int]) -> Tensor | None:
     return None
 
 
-def _digests(label_BX: Tensor, node: Any) -> Tensor:
+def _read(label_BX: Tensor, node: Any) -> LabelRows:
     if not hasattr(node, "_saved_ignore_index"):
-        return _of_kind(digest_rows(label_BX), 0)
-    counts_BX = label_BX != ignored_index(node)
+        return LabelRows(_of_kind(digest_rows(label_BX), 0), 0, None)
+    ignored = ignored_index(node)
+    counts_BX = label_BX != ignored
     log_probs = getattr(node.next_functions[0][0], "_input_metadata", ())
     classes = int(log_probs[0].shape[1]) if log_probs and len(log_probs[0].shape) > 1 else 0
-    return torch.where(counts_BX.any(1), _of_kind(digest_rows(label_BX, counts_BX), classes), UNKNOWN)
+    digests_B = torch.where(counts_BX.any(1), _of_kind(digest_rows(label_BX, counts_BX), classes), UNKNOWN)
+    return LabelRows(digests_B, classes, _ignored(counts_BX, ignored, classes) if 0 <= ignored < classes else None)
+
+
+def _ignored(counts_BX: Tensor, ignored: int, classes: int) -> Tensor:
+    """Of labels of one element all that are ignored, of longer ones those between two that count: padding is none."""
+    leaves_out_BX = ~counts_BX
+    if counts_BX.shape[1] > 1:
+        numbers_BX = counts_BX.long()
+        before_BX = numbers_BX.cumsum(1) > 0
+        after_BX = numbers_BX.flip(1).cumsum(1).flip(1) > 0
+        leaves_out_BX = leaves_out_BX & before_BX & after_BX
+    number = leaves_out_BX.sum()
+    head = [number.new_full((), of_host) for of_host in (ignored, classes, counts_BX.shape[1])]
+    return torch.stack([*head, number, counts_BX.sum()])
 
 
 def _of_kind(digests_B: Tensor, kind: int) -> Tensor:
