@@ -27,9 +27,9 @@ A gradient above the rounding (2^-23 in float32, 2^-7 in bfloat16) of the larges
 dimension is known to be of samples: no other is of its size, and the DataLoader puts so many samples into a batch, or
 targets show that the other dimension is of tokens. Else, and where it is smaller, it is an information: in sequences
 without a batch, sequence-first models and graphs, rows influence each other by design. Padding is an information where
-the model has convolutions, which have no mask, and where no mask is given to the model and padding is known by the
-embedding's `padding_idx` alone; but a warning where outputs at tokens depend on padding and on no other token, as where
-a mask is inverted.
+the model has convolutions, which have no mask, and to confirm where no mask is given to the model: padding is then what
+the embedding's `padding_idx` says, or the id that fills rows of several lengths up and stands nowhere else. It is a
+warning where outputs at tokens depend on padding and on no other token, as where a mask is inverted.
 
 Where the only input is [T, B, features], as recurrent modules read sequences, and an output has B rows and none has T,
 rows are those B.
@@ -82,7 +82,7 @@ from __future__ import annotations
 
 from trueline.laws.influence.influences import StepRank, known_influences, leak_finding
 from trueline.schema.columns.influence import RowInfluence
-from trueline.schema.finding import Finding
+from trueline.schema.finding import Finding, Severity
 from trueline.store.reader import Run
 
 CODE = "batch-leak"
@@ -129,7 +129,8 @@ def _row_finding(mixed: dict[StepRank, RowInfluence]) -> Finding:
         "Run the model on one row alone: it must return what it returns for that row in the batch.",
         "Where samples are mixed on purpose (mixup of features, retrieval in the batch), leave `influence` out.",
     )
-    return _gradient_finding("rows", claim, mixed, share, is_sure=influence.sure > 0, hints=hints)
+    severity: Severity = "warning" if influence.sure > 0 else "info"
+    return _gradient_finding("rows", claim, mixed, share, severity=severity, hints=hints)
 
 
 def _padding_finding(padded: dict[StepRank, RowInfluence]) -> Finding:
@@ -154,9 +155,9 @@ def _padding_finding(padded: dict[StepRank, RowInfluence]) -> Finding:
         "Run the model on a row with more padding: what it returns at the other positions must stay.",
     )
     # Convolutions reach over borders by design, and an id of padding may be that of a token that counts.
-    is_sure = is_inverted or not (influence.convolved or influence.by_index)
+    severity: Severity = "info" if influence.convolved else "confirm" if influence.by_index else "warning"
     kind = "padding-alone" if is_inverted else "padding"
-    return _gradient_finding(kind, claim, padded, share, is_sure=is_sure, hints=hints)
+    return _gradient_finding(kind, claim, padded, share, severity="warning" if is_inverted else severity, hints=hints)
 
 
 def _edge_finding(bare: dict[StepRank, RowInfluence]) -> Finding:
@@ -185,9 +186,17 @@ def _gradient_finding(
     leaks: dict[StepRank, RowInfluence],
     share: float,
     *,
-    is_sure: bool,
+    severity: Severity,
     hints: tuple[str, ...],
 ) -> Finding:
     eps = max(influence.eps for influence in leaks.values())
-    severity = "warning" if is_sure and share > eps else "info"
-    return leak_finding(CODE, severity, claim, leaks, share, unit="of the largest gradient", advice=hints, kind=kind)
+    return leak_finding(
+        CODE,
+        severity if share > eps else "info",
+        claim,
+        leaks,
+        share,
+        unit="of the largest gradient",
+        advice=hints,
+        kind=kind,
+    )

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 
 import trueline
 from trueline.judge.check_run import check
+from trueline.laws.influence.probe.rows import _filling
 
 BATCH, LENGTH, WIDTH = 6, 10, 8
 
@@ -258,12 +259,13 @@ class Tags(nn.Module):
         (torch.ones_like, False, [("warning", "padding")]),
         (lambda keeps: keeps, True, []),
         (lambda keeps: ~keeps, True, [("warning", "padding-alone")]),
-        (torch.ones_like, True, [("info", "padding")]),
+        (torch.ones_like, True, [("confirm", "padding")]),
     ],
 )
-def test_a_mask_that_is_inverted_is_known_from_one_that_is_lost(tmp_path, sees, by_index, found):
+@pytest.mark.parametrize("declared", [True, False], ids=["padding_idx", "what fills rows"])
+def test_a_mask_that_is_inverted_is_known_from_one_that_is_lost(tmp_path, sees, by_index, found, declared):
     torch.manual_seed(1)
-    model = Tags(sees, padding_idx=0 if by_index else None)
+    model = Tags(sees, padding_idx=0 if by_index and declared else None)
     updates = torch.optim.SGD(model.parameters(), lr=0.1)
     watch = trueline.watch(model, updates, out=tmp_path / "run", plan={"every": 1, "influence": 0})
     keeps = torch.arange(LENGTH) < torch.arange(4, 4 + BATCH)[:, None]
@@ -273,6 +275,21 @@ def test_a_mask_that_is_inverted_is_known_from_one_that_is_lost(tmp_path, sees, 
     updates.step()
     watch.close()
     assert judged(tmp_path / "run") == (found, [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "filling"),
+    [
+        ([[4, 5, 0, 0, 0], [6, 7, 8, 0, 0], [9, 5, 4, 3, 2]], {0}),
+        ([[0, 0, 0, 4, 5], [0, 0, 6, 7, 8], [9, 5, 4, 3, 2]], {0}),
+        ([[4, 5, 0, 0, 0], [6, 7, 0, 0, 0], [9, 5, 4, 3, 2]], set()),  # one length
+        ([[4, 0, 5, 0, 0], [6, 0, 0, 0, 0], [9, 5, 4, 3, 2]], set()),  # within a row, too
+        ([[4, 5, 6, 7, 8], [6, 7, 8, 9, 1], [9, 5, 4, 3, 2]], set()),
+        ([[0, 0, 0, 0, 0], [6, 7, 0, 0, 0], [9, 5, 4, 0, 0]], {0}),
+    ],
+)
+def test_what_fills_rows_up_is_known_by_its_runs(rows, filling):
+    assert _filling(torch.tensor(rows)) == filling
 
 
 class Loss(Timed):
