@@ -29,7 +29,9 @@ targets show that the other dimension is of tokens. Else, and where it is smalle
 without a batch, sequence-first models and graphs, rows influence each other by design. Padding is an information where
 the model has convolutions, which have no mask, and to confirm where no mask is given to the model: padding is then what
 the embedding's `padding_idx` says, or the id that fills rows of several lengths up and stands nowhere else. It is a
-warning where outputs at tokens depend on padding and on no other token, as where a mask is inverted.
+warning where outputs at tokens depend on padding and on no other token, as where a mask is inverted. Positions
+are counted through padding, which is to confirm, where rows of several lengths are padded on the left and an embedding
+reads positions that are the same in each.
 
 Where the only input is [T, B, features], as recurrent modules read sequences, and an output has B rows and none has T,
 rows are those B.
@@ -100,6 +102,7 @@ def check(run: Run) -> list[Finding]:
     mixed = {key: influence for key, influence in influences.items() if influence.others > 0}
     # Where rows are mixed, padding of other rows comes in with them.
     padded = {key: influence for key, influence in influences.items() if influence.padding > 0 and key not in mixed}
+    counted = {key: influence for key, influence in influences.items() if influence.counted > 0}
     bare = {
         key: influence
         for key, influence in influences.items()
@@ -108,6 +111,7 @@ def check(run: Run) -> list[Finding]:
     return [
         *([_row_finding(mixed)] if mixed else []),
         *([_padding_finding(padded)] if padded else []),
+        *([_position_finding(counted)] if counted else []),
         *([_edge_finding(bare)] if bare else []),
     ]
 
@@ -139,8 +143,9 @@ def _padding_finding(padded: dict[StepRank, RowInfluence]) -> Finding:
         {key: (influence, influence.padding, influence.kept) for key, influence in padded.items()}
     )
     padding = "hold padding" if influence.by_index else "its attention mask leaves out"
+    no_mask = ", and is given no attention mask" if influence.by_index else ""
     claim = (
-        f"What the model of rank {rank} returned at step {step} depends on positions that {padding}: the "
+        f"What the model of rank {rank} returned at step {step} depends on positions that {padding}{no_mask}: the "
         f"gradient to them is up to {share:.3g} of the largest, and must be 0"
         + (", unless convolutions reach them." if influence.convolved else ".")
     )
@@ -158,6 +163,19 @@ def _padding_finding(padded: dict[StepRank, RowInfluence]) -> Finding:
     severity: Severity = "info" if influence.convolved else "confirm" if influence.by_index else "warning"
     kind = "padding-alone" if is_inverted else "padding"
     return _gradient_finding(kind, claim, padded, share, severity="warning" if is_inverted else severity, hints=hints)
+
+
+def _position_finding(counted: dict[StepRank, RowInfluence]) -> Finding:
+    """Positions that are counted through padding on the left."""
+    (step, rank), influence = min(counted.items())
+    claim = (
+        f"The model of rank {rank} counts positions from the padding on: its rows are padded on the left, by up to "
+        f"{influence.counted:.0f} places at step {step}, and its embedding of positions reads 0, 1, 2, … in each, so "
+        "that the position of a token depends on the longest row of its batch."
+    )
+    hints = ("Pad on the right, or pass position_ids: attention_mask.cumsum(1).sub(1).clamp(min=0).",)
+    places = max(influence.counted for influence in counted.values())
+    return leak_finding(CODE, "confirm", claim, counted, places, unit="places", advice=hints, kind="positions")
 
 
 def _edge_finding(bare: dict[StepRank, RowInfluence]) -> Finding:

@@ -87,7 +87,8 @@ class RowInfluence:
     outputs have positions, ``among`` is the same from some kept positions to others; ``by_index`` is 1 where there is
     no mask, and padding is what an embedding's ``padding_idx`` stands at. Of ``samples`` that are joined into one graph
     ``with_edges`` have an edge of their own. ``lost`` is 1 where the model is given a number for each row that differs
-    between rows, and what one of its first modules reads in its place is the same for all.
+    between rows, and what one of its first modules reads in its place is the same for all. ``counted`` is the number of
+    places by which positions, 0, 1, 2, ... in each row, are counted through padding on the left at most.
     """
 
     doubt: float
@@ -105,6 +106,7 @@ class RowInfluence:
     samples: float = math.nan
     with_edges: float = math.nan
     lost: float = 0.0
+    counted: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

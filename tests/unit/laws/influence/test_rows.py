@@ -292,6 +292,45 @@ def test_what_fills_rows_up_is_known_by_its_runs(rows, filling):
     assert _filling(torch.tensor(rows)) == filling
 
 
+class Placed(Tags):
+    """With an embedding of positions, which are counted from the first token of the text, or from the padding on."""
+
+    def __init__(self, *, from_text):
+        super().__init__(lambda keeps: keeps)
+        self.from_text, self.places = from_text, nn.Embedding(LENGTH, WIDTH)
+
+    def forward(self, ids, attention_mask):
+        places = torch.arange(LENGTH)[None]
+        if self.from_text:
+            places = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        keeps = attention_mask != 0
+        x = self.embed(ids) + self.places(places)
+        return self.head(
+            x
+            + functional.scaled_dot_product_attention(
+                x, x, x, attn_mask=keeps[:, None, :] & keeps[:, :, None] | torch.eye(LENGTH, dtype=torch.bool)
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("side", "from_text", "found"),
+    [("left", False, [("confirm", "positions")]), ("left", True, []), ("right", False, []), ("none", False, [])],
+)
+def test_positions_that_are_counted_from_the_padding_on_are_found(tmp_path, side, from_text, found):
+    torch.manual_seed(1)
+    model = Placed(from_text=from_text)
+    updates = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, updates, out=tmp_path / "run", plan={"every": 1, "influence": 0})
+    keeps = torch.arange(LENGTH) < torch.arange(4, 4 + BATCH)[:, None]
+    keeps = {"left": keeps.flip(1), "right": keeps, "none": torch.ones_like(keeps)}[side]
+    ids = torch.randint(1, 16, (BATCH, LENGTH)) * keeps
+    functional.cross_entropy(model(ids, attention_mask=keeps.long())[keeps], ids[keeps] % 3).backward()
+    updates.step()
+    watch.close()
+    assert judged(tmp_path / "run") == (found, [])
+
+
 class Loss(Timed):
     """Returns a number alone."""
 

@@ -156,6 +156,7 @@ class RowReader:
                 any(max(part.kernel_size) > 1 for part in self._module.modules() if isinstance(part, _ConvNd))
             ),
             eps=max(torch.finfo(output.dtype).eps for output in (*self.outputs, *(entry.output for entry in entries))),
+            counted=self._counted(),
             **self._padding(),
             **self._edges(),
         )
@@ -170,6 +171,25 @@ class RowReader:
         sample_2E = self._sample_of[edges[0].to(self._sample_of.device)]
         inner_samples = sample_2E[0][sample_2E[0] == sample_2E[1]]
         return {"samples": float(self._sample_of[-1]) + 1, "with_edges": float(len(inner_samples.unique()))}
+
+    def _counted(self) -> float:
+        """Of ``RowInfluence``: by how many places padding on the left of rows of several lengths moves their text,
+        where an embedding reads positions that are the same in all rows.
+        """
+        ids, keeps_BT = token_ids(**dict(self._inputs)), _keeps(self._inputs)
+        if ids is not None and keeps_BT is None:
+            keeps_BT = self._indexed(ids)
+        if ids is None or keeps_BT is None or ids.shape != keeps_BT.shape:
+            return 0.0
+        length = ids.shape[1]
+        moved_B = (keeps_BT.long().cumsum(1) == 0).sum(1)
+        moved_B = moved_B[moved_B < length]  # of what has text
+        places = torch.arange(length, device=ids.device)
+        counts = any(
+            not x.is_floating_point() and x.shape[-1:] == (length,) and bool((x - x[..., :1] == places).all())
+            for x, _ in self._entries
+        )
+        return float(moved_B.max()) if counts and len(moved_B.unique()) > 1 else 0.0
 
     def _padding(self) -> dict[str, float]:
         """Of ``RowInfluence``: largest gradient of outputs at positions that the mask keeps to such positions, and to
