@@ -124,7 +124,21 @@ def _configs_among(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             attributes = getattr(value, "__dict__", {})
             yield from ((key, attribute) for key, attribute in list(attributes.items()) if _is_config(key, attribute))
             if type(value).__name__ == "Trainer" and hasattr(value, "accumulate_grad_batches"):
-                yield "trainer", {key: getattr(value, key, None) for key in _OF_TRAINER}
+                yield "trainer", {key: getattr(value, key, None) for key in _OF_TRAINER} | _hooks_of_module(value)
+
+
+def _hooks_of_module(trainer: Any) -> dict[str, Any]:
+    """Of the module of Lightning's trainer that clips by a norm in a hook of its own, that it does, and whether it
+    optimises by hand, when nobody calls the hook.
+    """
+    module = getattr(trainer, "lightning_module", None)
+    hook = getattr(type(module), "configure_gradient_clipping", None)
+    code = getattr(hook, "__code__", None)
+    is_own = hook is not None and not str(hook.__module__).startswith(("lightning.", "pytorch_lightning."))
+    # a hook that clips by value calls another function of torch
+    if not is_own or code is None or "value" in code.co_consts:
+        return {}
+    return {"configure_gradient_clipping": "overridden", "automatic_optimization": bool(module.automatic_optimization)}
 
 
 def _is_config(name: str, value: Any) -> bool:

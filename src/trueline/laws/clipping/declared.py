@@ -38,6 +38,7 @@ LAW = Law(
             root="gradient-norm",
             signal="grads_factor",
         ),
+        "clip-not-applied": Code(),
         "norm-misreported": Code(
             explains=(
                 "clip-differs",
