@@ -3,8 +3,8 @@
 What it finds
 -------------
 `labels = input_ids.clone()` of padded rows, collators that pad labels with the id of the padding token instead of -100,
-an `ignore_index` that is not the id that stands in the labels. All ranks share such a fault, so that comparing them
-shows nothing.
+an `ignore_index` that is not the id that stands in the labels, or none at all. All ranks share such a fault, so that
+comparing them shows nothing.
 
 Why it matters
 --------------
@@ -17,7 +17,9 @@ By counting, at the first 16 sampled steps and then now and then: targets of cro
 all that count, at positions where `attention_mask` is 0, if they are the token there or the next one. It is a warning
 where there are more of them than rows that have any: the first token behind a text may be its end, on purpose, and with
 padding on the left the last one in front of it has the first word as its target. Losses that are computed without
-reduction are left alone, since scripts multiply them by a mask afterwards.
+reduction are left alone, since scripts multiply them by a mask afterwards. Where the model is given no mask, targets
+are counted that are the token which fills rows of several lengths up: it ends them in runs and stands nowhere else.
+That is to confirm.
 
 What it may miss
 ----------------
@@ -45,7 +47,10 @@ batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -
 
 from __future__ import annotations
 
-from trueline.laws.targets.loss_inputs import loss_finding, loss_inputs
+from collections.abc import Mapping
+
+from trueline.laws.targets.loss_inputs import StepRank, loss_finding, loss_inputs
+from trueline.schema.columns.loss_inputs import LossInputs
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -55,10 +60,16 @@ QUESTION = "mask"
 NEEDS: tuple[str, ...] = ("loss_inputs",)
 ACROSS_RANKS = False
 
+_UNIT = "share of targets that are padding"
+
 
 def check(run: Run) -> list[Finding]:
     """One Finding at most; raises ``CannotTell`` where no targets were seen beside an attention mask."""
-    masked = {key: losses for key, losses in loss_inputs(run).items() if losses.targets}
+    inputs = loss_inputs(run)
+    masked = {key: losses for key, losses in inputs.items() if losses.targets}
+    unmasked = {key: losses for key, losses in inputs.items() if losses.unmasked_targets}
+    if not masked and unmasked:
+        return _filled(run, unmasked)
     if not masked:
         raise CannotTell(
             "no targets of a cross-entropy were seen that stand beside an attention mask", reason="not-recorded"
@@ -72,7 +83,21 @@ def check(run: Run) -> list[Finding]:
     advice = (
         "Put -100 into the labels where attention_mask is 0, or pass the ignore_index that the labels have there.",
     )
-    unit = "share of targets that are padding"
     return [
-        loss_finding(run, CODE, "warning", claim, trained, kind="padding", advice=advice, measured=share, unit=unit)
+        loss_finding(run, CODE, "warning", claim, trained, kind="padding", advice=advice, measured=share, unit=_UNIT)
+    ]
+
+
+def _filled(run: Run, unmasked: Mapping[StepRank, LossInputs]) -> list[Finding]:
+    """Of targets beside no mask."""
+    trained = {key: losses for key, losses in unmasked.items() if losses.filled > losses.filled_rows}
+    if not trained:
+        return []
+    num_targets = sum(losses.unmasked_targets for losses in trained.values())
+    share = sum(losses.filled for losses in trained.values()) / num_targets
+    claim = f"{share:.0%} of the targets that count in the loss of {{}} are the padding that fills up rows of several "
+    claim += "lengths."
+    advice = ("Pass the id of the padding to the loss as ignore_index, or put -100 into the targets there.",)
+    return [
+        loss_finding(run, CODE, "confirm", claim, trained, kind="filling", advice=advice, measured=share, unit=_UNIT)
     ]

@@ -51,7 +51,8 @@ class LossInputs:
     connectionist temporal classification (CTC), and how many of them are its blank; the targets of regressions whose
     predictions end in ReLU, in sigmoid (or softmax) and in tanh, and how many of each that cannot give; the rows of CTC
     losses, and those whose loss is infinite; the rows of 0 and 1 that a cross-entropy has as probabilities of the
-    classes, and those of them with several 1.
+    classes, and those of them with several 1; beside no mask the targets of cross-entropies, those that are the token
+    which fills rows of several lengths up, and in how many rows.
     """
 
     kinds: frozenset[str]
@@ -72,6 +73,9 @@ class LossInputs:
     infinite_rows: int = 0
     marked_rows: int = 0
     several_marks: int = 0
+    unmasked_targets: int = 0
+    filled: int = 0
+    filled_rows: int = 0
 
     def __add__(self, more_inputs: LossInputs) -> LossInputs:
         numbers = (number + more for number, more in zip(self.to_row()[1:], more_inputs.to_row()[1:], strict=True))

@@ -11,7 +11,6 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 
 import trueline
 from trueline.judge.check_run import check
-from trueline.laws.influence.probe.rows import _filling
 
 BATCH, LENGTH, WIDTH = 6, 10, 8
 
@@ -275,21 +274,6 @@ def test_a_mask_that_is_inverted_is_known_from_one_that_is_lost(tmp_path, sees, 
     updates.step()
     watch.close()
     assert judged(tmp_path / "run") == (found, [])
-
-
-@pytest.mark.parametrize(
-    ("rows", "filling"),
-    [
-        ([[4, 5, 0, 0, 0], [6, 7, 8, 0, 0], [9, 5, 4, 3, 2]], {0}),
-        ([[0, 0, 0, 4, 5], [0, 0, 6, 7, 8], [9, 5, 4, 3, 2]], {0}),
-        ([[4, 5, 0, 0, 0], [6, 7, 0, 0, 0], [9, 5, 4, 3, 2]], set()),  # one length
-        ([[4, 0, 5, 0, 0], [6, 0, 0, 0, 0], [9, 5, 4, 3, 2]], set()),  # within a row, too
-        ([[4, 5, 6, 7, 8], [6, 7, 8, 9, 1], [9, 5, 4, 3, 2]], set()),
-        ([[0, 0, 0, 0, 0], [6, 7, 0, 0, 0], [9, 5, 4, 0, 0]], {0}),
-    ],
-)
-def test_what_fills_rows_up_is_known_by_its_runs(rows, filling):
-    assert _filling(torch.tensor(rows)) == filling
 
 
 class Placed(Tags):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trueline.capture.model.graph import is_hooked
+from trueline.capture.probes.filling import filling_of
 from trueline.capture.probes.losses.attached_targets import attached_factor, attached_target
 from trueline.capture.probes.losses.cross_entropy import (
     LINEAR,
@@ -64,8 +65,10 @@ _COMPARES = {
 }
 """Functions that keep what they compare with."""
 _CTC = ("CtcLoss", "CudnnCtcLoss")
-_NUMBERS = 17
+_NUMBERS = 20
 """Of ``LossInputs``, but for its kinds."""
+_MASKED, _UNMASKED = 2, 17
+"""Where counts of targets beside a mask, and beside none, stand among them."""
 _LOGITS_OF = {"Relu": LOGITS_CLIPPED, "Tanh": LOGITS_BOUNDED}
 _SAME_PLACES = re.compile(f"ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|{SINK}")
 """Operations that return the elements of their input, all of them, in its order."""
@@ -110,13 +113,14 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
             counts.append(marks)
         if (reach := _beyond_reach(node, operation, below, device)) is not None:
             counts.append(reach)
-        is_binary, has_mask = operation in _BINARY, ids is not None and mask is not None
-        if not (is_binary or (operation.startswith("NllLoss") and has_mask)) or is_hooked(node._raw_saved_target):
+        is_binary = operation in _BINARY
+        if not (is_binary or operation.startswith("NllLoss")) or is_hooked(node._raw_saved_target):
             continue
         if is_binary:
             counts.append(_out_of_range(node._saved_target, device))
-        elif ids is not None and mask is not None:
-            counts.append(_padded(node, ids, mask, device))
+        elif ids is not None:
+            keeps = ids != filling_of(ids) if mask is None else mask
+            counts.append(_padded(node, ids, keeps, device, place=_UNMASKED if mask is None else _MASKED))
     total = torch.stack(counts).sum(0)
     return torch.cat([torch.full_like(total[:1], bits), total])
 
@@ -399,7 +403,7 @@ def _blanks(node: Any, device: torch.device) -> Tensor:
     return _at(5, counts.sum(), blanks).to(device)
 
 
-def _padded(node: Any, ids_BT: Tensor, mask_BT: Tensor, device: torch.device) -> Tensor:
+def _padded(node: Any, ids_BT: Tensor, mask_BT: Tensor, device: torch.device, *, place: int) -> Tensor:
     """Of targets that are tokens of the same place, or of the next one: labels of a decoder may be as many as the
     tokens of its encoder, which the mask is of.
     """
@@ -415,4 +419,4 @@ def _padded(node: Any, ids_BT: Tensor, mask_BT: Tensor, device: torch.device) ->
     is_token_BL = (target_BL == ids_BT[:, :end]) | (target_BL == ids_BT.roll(-1, 1)[:, :end])
     padded_BL = counts_BL & is_token_BL & (mask_BT[:, :end] == 0)
     numbers = [counts_BL.sum(), padded_BL.sum(), padded_BL.any(1).sum()]
-    return _at(2, *numbers).to(device)
+    return _at(place, *numbers).to(device)

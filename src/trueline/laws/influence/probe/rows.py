@@ -21,6 +21,7 @@ from trueline.capture.model.graph import gradients_of, nodes_below
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.probes.arguments import named_arguments
 from trueline.capture.probes.batch import token_ids
+from trueline.capture.probes.filling import NO_FILLING, filling_of
 from trueline.schema.columns.influence import (
     BESIDE,
     NO_ENTRY,
@@ -229,8 +230,10 @@ class RowReader:
         """Bool [B, T]: where ``ids`` are not what the embeddings that read the inputs take for padding, or, where these
         declare none, what rows of several lengths are filled up with.
         """
-        pads = self._pads or _filling(ids.detach())
-        return ids.detach() != next(iter(pads)) if len(pads) == 1 else None
+        if not self._pads:
+            filling = filling_of(ids.detach())
+            return None if int(filling) == NO_FILLING else ids.detach() != filling
+        return ids.detach() != next(iter(self._pads)) if len(self._pads) == 1 else None
 
     def _has_rows(self, output: Tensor, rows: int) -> bool:
         """True if it has so many, and is no table of rows against rows, as contrastive models return, be it of all
@@ -428,24 +431,6 @@ def _flat_indices(source: Tensor, output: Tensor, x: Tensor, dims: int) -> Tenso
             return None
         at = at[..., None] + torch.arange(source.shape[dim]) * source.stride(dim)
     return None
-
-
-def _filling(ids_BT: Tensor) -> set[int]:
-    """The id that fills rows up to one length, on the right or on the left: it ends rows in runs of two or more, of
-    several lengths, and stands nowhere else.
-    """
-    fillings: set[int] = set()
-    for from_edge_BT in (ids_BT.flip(1), ids_BT):
-        if from_edge_BT.shape[1] < 3:
-            continue
-        is_run_B = from_edge_BT[:, 0] == from_edge_BT[:, 1]
-        for filling in from_edge_BT[is_run_B, 0].unique().tolist():
-            is_filling_BT = from_edge_BT == filling
-            lengths_B = is_filling_BT.long().cumprod(1).sum(1)
-            of_rows = lengths_B[lengths_B < from_edge_BT.shape[1]]
-            if len(of_rows[of_rows > 1].unique()) > 1 and int(lengths_B.sum()) == int(is_filling_BT.sum()):
-                fillings.add(filling)
-    return fillings
 
 
 def _reached(outputs: list[Tensor], masks: list[Tensor], entries: list[_Entry], size: int) -> Tensor:

@@ -217,6 +217,18 @@ def test_targets_that_the_mask_leaves_out_are_counted_and_the_first_word_behind_
     assert found.padded == found.padded_rows == B
 
 
+def test_targets_that_fill_rows_up_are_counted_where_there_is_no_mask():
+    counted = looked(of_labels(padded), padded)
+    assert (counted.unmasked_targets, counted.filled, counted.targets) == (
+        B * (T - 1),
+        int((mask[:, :-1] == 0).sum()),
+        0,
+    )
+    assert counted.filled_rows == B
+    assert looked(of_labels(padded, ignore_index=0), padded).filled == 0
+    assert looked(of_labels(ids), ids).filled == 0
+
+
 def test_labels_of_a_decoder_and_losses_that_a_script_masks_itself_are_left_alone():
     assert looked(of_labels(padded + 7), padded, mask).padded == 0
     assert looked((of_labels(padded, reduction="none") * mask[:, 1:].flatten()).mean(), padded, mask).padded == 0
