@@ -89,6 +89,8 @@ def shares(run: Run) -> tuple[str, Any] | None:
         return _shares_by_index(run, drawn, size)
     if distinct > size or not whole:
         return None  # values change from epoch to epoch, or the data were not gone through
+    if any(_joins_batches(run, rank) for rank in ranks[:FEW_RANKS]):
+        raise CannotTell("fewer batches were seen than the DataLoader yielded and backward passes were made of")
     low, high = min(by_rank) / size, max(by_rank) / size
     share = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
     who = "each rank" if len(ranks) > 1 else "the training"
@@ -100,6 +102,24 @@ def shares(run: Run) -> tuple[str, Any] | None:
     text += f"; {unread:,} of its {size:,} samples, by their values, were read by none" if unread else ""
     shares_read = {"least": round(low, 4), "most": round(high, 4)}
     return text, shares_read | {"unread": unread, "alike": alike, "data_set": size, "epochs": whole}
+
+
+def _joins_batches(run: Run, rank: int) -> bool:
+    """True if batches of the loader of a rank are more than forward passes that count, and backward passes are as many:
+    several are one batch to Trueline, where the script gives it a list of them, or their gradients are thrown away.
+    """
+    column = run.ranks.index(rank)
+    (batches_TN, seen_TN), (micros_TN, micro_TN) = run.pivot("loader_batches"), run.pivot("num_micro")
+    (begun_TN, has_begun_TN), epochs_T = run.pivot("passes_begun"), run.pivot("epoch")[0][:, column]
+    known_T = seen_TN[:, column] & micro_TN[:, column] & has_begun_TN[:, column]
+    yielded = called = begun = 0.0
+    for step in np.flatnonzero(known_T[1:] & known_T[:-1]) + 1:
+        # of one epoch, and no row is missing
+        if epochs_T[step] == epochs_T[step - 1] and run.steps[step] == run.steps[step - 1] + 1:
+            yielded += batches_TN[step, column] - batches_TN[step - 1, column]
+            called += micros_TN[step, column]
+            begun += begun_TN[step, column]
+    return yielded - called > TWENTIETH * yielded >= yielded - begun
 
 
 def reads_many_twice(value: Mapping[str, Any]) -> bool:

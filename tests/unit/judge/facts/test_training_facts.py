@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import trueline
 from trueline.judge.facts import data, model
 from trueline.judge.facts.training_facts import all_subjects, read_facts
+from trueline.schema.errors import CannotTell
 
 
 @pytest.fixture(scope="module")
@@ -381,6 +382,15 @@ def test_the_share_of_the_data_that_ranks_read(tmp_path):
         "were read by none"
     )
     assert value == {"least": 0.4, "most": 0.4, "unread": 2, "alike": 0, "data_set": 10, "epochs": 1}
+    # four batches of the loader a step, given by hand as one, are more samples than were seen; of two steps an epoch
+    joined = {key: row | {"loader_batches": 4 * (key[0] % 2 + 1), "num_micro": 1} for key, row in rows.items()}
+    begun = {key: row | {"passes_begun": 4} for key, row in joined.items()}
+    run_of_lists = write_healthy_run(tmp_path / "joined", begun, envs=envs)
+    with pytest.raises(CannotTell, match="fewer batches were seen"):
+        data.shares(run_of_lists)
+    skipped = {key: row | {"passes_begun": 1} for key, row in joined.items()}
+    text_of_skipped, _ = data.shares(write_healthy_run(tmp_path / "skipped", skipped, envs=envs))
+    assert text_of_skipped == text
     once = {key: row | {"epoch": 0} for key, row in rows.items()}
     assert data.shares(write_healthy_run(tmp_path / "once", once, envs=envs)) is None
 
