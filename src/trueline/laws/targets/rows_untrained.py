@@ -1,9 +1,9 @@
-"""Most rows of tokens have no target at all: nothing is learnt from them.
+"""Rows of tokens have no target at all, many of those of a language model or most: nothing is learnt from them.
 
 What it finds
 -------------
-Batches of texts of which more than half have no token that counts in the loss: answers that a greatest length cuts off
-behind their prompts, a template of answers that the collator does not find, labels that a filter has masked.
+Batches of texts of which many have no token that counts in the loss: answers that a greatest length cuts off behind
+their prompts, a template of answers that the collator does not find in some of them, labels that a filter has masked.
 
 Why it matters
 --------------
@@ -13,13 +13,16 @@ from the few texts that are short enough.
 How it decides
 --------------
 By counting, at the first 16 sampled steps and then now and then, over all ranks: rows with four attended places or more
-that have no target of the cross-entropy other than its ignored index, of 16 rows at least. Passes whose targets do not
+that have no target of the cross-entropy other than its ignored index, of 16 rows at least. It is said of more than half
+of them, and where targets are the next tokens (see labels-misplaced) of more than one of 20: no chance draws which of
+these count, as it does for masked words, of which a short row may have none. Passes whose targets do not
 belong to rows, as where several texts are packed into one, are left out, and those without any target, which
 `worker-silent` tells of. Nothing is estimated. It is to be confirmed, as a job may read texts for their context alone.
 
 What it may miss
 ----------------
-Less than half of the rows; losses that are not torch's cross-entropy; answers that are cut in the middle.
+Few of the rows, and of masked words less than half; losses that are not torch's cross-entropy; answers that are cut in
+the middle.
 
 Example
 -------
@@ -44,6 +47,7 @@ dataset = dataset.filter(lambda row: len(row["prompt_ids"]) < 512)
 from __future__ import annotations
 
 from trueline.judge.compared_ranks import sites_of
+from trueline.judge.series.target_places import NEXT, target_places
 from trueline.schema.columns.edge_tokens import EdgeTokens
 from trueline.schema.columns.end_tokens import EndTokens
 from trueline.schema.errors import CannotTell
@@ -53,13 +57,15 @@ from trueline.store.reader import Run
 
 CODE = "rows-untrained"
 QUESTION = "mask"
-NEEDS: tuple[str, ...] = ("end_tokens", "edge_tokens")
+NEEDS: tuple[str, ...] = ("end_tokens", "edge_tokens", "target_places")
 ACROSS_RANKS = False
 
 FEWEST_ROWS = 16
 """Rows of which a share is said."""
 HALF = 0.5
 """Share of the rows from which on most of them teach nothing."""
+TWENTIETH = 0.05
+"""Share of the rows of a language model below which they may be the few whose prompts are too long."""
 
 
 def check(run: Run) -> list[Finding]:
@@ -79,7 +85,8 @@ def check(run: Run) -> list[Finding]:
     if num_rows < FEWEST_ROWS:
         raise CannotTell(f"fewer than {FEWEST_ROWS} rows of tokens were looked at", reason="too-few-steps")
     without = num_rows - num_trained
-    if without <= HALF * num_rows:
+    of_next = [offset == NEXT for rank, offset in target_places(run).items() if any(rank == owner for _, owner in ends)]
+    if without <= (TWENTIETH if of_next and all(of_next) else HALF) * num_rows:
         return []
     return [
         Finding(
@@ -97,8 +104,8 @@ def check(run: Run) -> list[Finding]:
             false_alarm_rate=0.0,
             evidence={"kind": "rows", "rows": num_rows, "without": without},
             next=(
-                "Print the labels of one batch: is the answer cut off by the greatest length, or not found by the "
-                "collator?",
+                "Print the labels of a row whose labels are all -100: is the answer cut off by the greatest length, or "
+                "its beginning not found by the collator?",
             ),
         )
     ]

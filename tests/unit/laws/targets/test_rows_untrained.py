@@ -10,13 +10,14 @@ from trueline.capture.probes.losses import edge_tokens, end_tokens
 from trueline.laws.targets import rows_untrained
 from trueline.schema.columns.edge_tokens import EdgeTokens
 from trueline.schema.columns.end_tokens import EndTokens
+from trueline.schema.columns.target_places import PLACES
 from trueline.schema.errors import CannotTell
 
 IGNORED = -100
 
 
-def found_in(tmp_path, *, without, rows=8, steps=4):
-    """Findings of texts of which so many rows have no target."""
+def found_in(tmp_path, *, without, rows=8, steps=4, next_tokens=False):
+    """Findings of texts of which so many rows have no target; of a language model, or of masked words."""
     ids_BT = torch.randint(3, 50, (rows, 12), generator=torch.Generator().manual_seed(0))
     labels_BL = ids_BT[:, 1:].clone()
     labels_BL[:without] = IGNORED
@@ -24,6 +25,9 @@ def found_in(tmp_path, *, without, rows=8, steps=4):
         "end_tokens": end_tokens.row_of(ids_BT, None, labels_BL, IGNORED, 0, 1).tolist(),
         "edge_tokens": edge_tokens.row_of(ids_BT, None).tolist(),
     }
+    if next_tokens:
+        num = (rows - without) * 11
+        numbers["target_places"] = [num if place == 1 else 0 for place in PLACES] * 2
     run = write_run(tmp_path, {(step, 0): dict(numbers) for step in range(steps)})
     return rows_untrained.check(run)
 
@@ -39,6 +43,16 @@ def test_most_rows_without_a_target(tmp_path):
 @pytest.mark.parametrize("without", [0, 4])
 def test_half_of_the_rows_are_left_alone(tmp_path, without):
     assert found_in(tmp_path, without=without) == []
+
+
+def test_a_third_of_the_rows_of_a_language_model(tmp_path):
+    (finding,) = found_in(tmp_path, without=8, rows=24, next_tokens=True)
+    assert finding.claim.startswith("32 of 96 rows of tokens have no target that counts in the loss")
+
+
+@pytest.mark.parametrize(("without", "next_tokens"), [(8, False), (1, True), (0, True)])
+def test_short_rows_of_masked_words_and_few_rows_are_left_alone(tmp_path, without, next_tokens):
+    assert found_in(tmp_path, without=without, rows=24, next_tokens=next_tokens) == []
 
 
 def test_cannot_tell_of_few_rows_and_of_batches_without_any_target(tmp_path):
