@@ -274,3 +274,12 @@ def test_labels_have_to_fill_the_first_outputs(tmp_path, row, is_told):
     assert bool(findings) is is_told
     if is_told:
         assert findings[0].claim.startswith("head" if row[1] == 3 else "The last layer")
+
+
+def test_a_loss_with_label_smoothing_is_read_term_by_term(tmp_path):
+    """torch multiplies its terms by numbers that are no tensors."""
+    run = trained(tmp_path / "run", lambda model, x, y: functional.cross_entropy(model(x), y, label_smoothing=0.1))
+    assert not [finding for finding in run.live_findings if finding.code == "watch-degraded"]
+    (fact,) = (fact for fact in read_facts(run).facts if fact.name == "loss-terms")
+    assert [term["function"] for term in fact.value["terms"]] == ["cross-entropy", None]
+    assert fact.value["terms"][0]["factor"] == pytest.approx(0.9)
