@@ -64,6 +64,14 @@ COLUMNS: tuple[Column, ...] = (
         "pass, what is at work, elements, those that are exactly 1 (of a log-ratio 0), those that are clamped.",
     ),
     Column(
+        "class_weights",
+        "list<float64>",
+        "",
+        "At the same steps, of the first term of each backward pass whose classes have weights, `ClassWeights`: what "
+        "has weights, how far those of one class are apart, samples, targets, then the weights and the targets of each "
+        "class; targets of all passes of the step.",
+    ),
+    Column(
         "head_labels",
         "list<int64>",
         "",

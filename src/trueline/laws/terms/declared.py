@@ -7,6 +7,7 @@ LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
     checks={
+        "class-weights-reversed": Code(signal="loss"),
         "divided-twice": Code(explains=("loss-scale-wrong",), signal="grad_norm"),
         "outputs-unused": Code(signal="loss"),
         "ratio-is-one": Code(signal="loss", says=("loss-never-moves",)),  # a log-ratio of 0 is a loss of ln 2

@@ -17,6 +17,7 @@ from trueline.capture.model.layout import local
 from trueline.capture.probes.at_backward import BackwardProbe
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import descent
+from trueline.capture.probes.losses.class_weights import class_weights
 from trueline.capture.probes.losses.constant_terms import constant_term
 from trueline.capture.probes.losses.head import labels_of
 from trueline.capture.probes.losses.likelihood_ratios import ratios_of
@@ -68,12 +69,14 @@ class LossTermsProbe(BackwardProbe):
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """``loss_terms``, float64 [K, fields] on the host, ``loss_terms_awaited``, float64 [numbers], ``class_counts``,
         int64 [M, 2 + classes], ``target_variances``, float64 [M], ``constant_terms``, float64 [M, 4],
-        ``likelihood_ratios``, int64 [R, 5], and ``head_labels``, int64 [M, 5].
+        ``likelihood_ratios``, int64 [R, 5], ``class_weights``, float64 [M, 4 + 2 classes], and ``head_labels``, int64
+        [M, 5].
         """
         rows, awaited, counts, variances = self._rows, self._awaited, self._counts, self._variances
         constants, ratios, labels = self._constants, self._ratios, self._labels
         # rows of losses with different numbers of classes have no common columns, and cannot be added
         is_one = len({row.shape[1] for _, row in counts}) == 1
+        weights = self._weights if len({row.shape[1] for _, row in self._weights}) == 1 else []
         self._forget(due=False)
         return {
             **_since_first(step.counted, "loss_terms", rows),
@@ -82,6 +85,7 @@ class LossTermsProbe(BackwardProbe):
             **_since_first(step.counted, "target_variances", variances),
             **_since_first(step.counted, "constant_terms", constants),
             **_since_first(step.counted, "likelihood_ratios", ratios),
+            **_since_first(step.counted, "class_weights", weights),
             **_since_first(step.counted, "head_labels", labels),
         }
 
@@ -90,6 +94,8 @@ class LossTermsProbe(BackwardProbe):
         for name in ("constant_terms", "likelihood_ratios"):
             if len(numbers := host.get(name, ())):
                 columns[name] = numbers.flatten().tolist()
+        if len(weights := host.get("class_weights", ())):
+            columns["class_weights"] = _of_step(weights)
         if len(labels := host.get("head_labels", ())):
             columns["head_labels"] = labels[0].tolist()
         if not len(terms := host.get("loss_terms", ())):
@@ -117,6 +123,7 @@ class LossTermsProbe(BackwardProbe):
         self._constants: list[tuple[Pass, Tensor]] = []
         self._ratios: list[tuple[Pass, Tensor]] = []
         self._labels: list[tuple[Pass, Tensor]] = []
+        self._weights: list[tuple[Pass, Tensor]] = []
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         backward_pass = self._passes.backward_pass
@@ -149,6 +156,8 @@ class LossTermsProbe(BackwardProbe):
             for part in summands.parts
         ]
         self._rows.append((backward_pass, torch.tensor(rows, dtype=torch.float64).view(-1, NUM_FIELDS)))
+        weights = next((row for part in summands.parts if (row := class_weights(part)) is not None), None)
+        self._weights += [] if weights is None else [(backward_pass, weights[None])]
         nodes = [part.node for part in summands.parts if part.function in ("cross-entropy", "mean squared error")]
         if nodes and (labels := labels_of(nodes[0], self._index_of)) is not None:
             self._labels.append((backward_pass, labels[None]))
@@ -169,6 +178,20 @@ def _since_first(counted: CountedPasses, name: str, rows: Sequence[tuple[Pass, T
         return {}
     counted.at[name] = np.repeat([at for at, _ in counting], [len(row) for _, row in counting])
     return {name: torch.cat([row for _, row in counting])}
+
+
+def _of_step(rows_MF: Tensor) -> list[float]:
+    """``ClassWeights`` of all passes of a step: targets added up, weights in the mean over those that have any."""
+    half = (rows_MF.shape[1] - 4) // 2
+    kind, spread = rows_MF[0, 0], rows_MF[:, 1].amax()
+    weights = rows_MF[:, 4 : 4 + half].nanmean(0)
+    return [
+        float(kind),
+        float(spread),
+        *rows_MF[:, 2:4].sum(0).tolist(),
+        *weights.tolist(),
+        *rows_MF[:, 4 + half :].sum(0).tolist(),
+    ]
 
 
 def _measured(part: Summand, loss: Tensor) -> list[Scalar]:

@@ -1,5 +1,5 @@
-"""What rows of the columns ``constant_terms``, ``likelihood_ratios`` and ``head_labels`` hold, for who writes them and
-who reads them.
+"""What rows of the columns ``constant_terms``, ``likelihood_ratios``, ``class_weights`` and ``head_labels`` hold, for
+who writes them and who reads them.
 """
 
 from __future__ import annotations
@@ -59,3 +59,29 @@ class HeadLabels:
     targets: int
     different: int
     highest: int
+
+
+BY_CLASS, BY_POSITIVE = 0, 1
+"""What has a weight: each class, or the positive targets of each output of a binary cross-entropy."""
+
+
+@dataclass(frozen=True)
+class ClassWeights:
+    """``weights`` of a loss, float [C], and ``counts`` of the targets that have them, of all ``targets`` (of one
+    output). ``units`` are what these come from at most: of labels of pixels, images. ``spread`` is how far weights
+    of targets of one class are apart; NaN is the weight of a class without a target.
+    """
+
+    kind: int
+    spread: float
+    units: float
+    targets: float
+    weights: tuple[float, ...]
+    counts: tuple[float, ...]
+
+    @classmethod
+    def from_row(cls, row: Sequence[float]) -> ClassWeights:
+        """Of a row of the column ``class_weights``."""
+        kind, spread, units, targets, *numbers = map(float, row)
+        half = len(numbers) // 2
+        return cls(int(kind), spread, units, targets, tuple(numbers[:half]), tuple(numbers[half:]))

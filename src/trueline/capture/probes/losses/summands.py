@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from trueline.capture.model.graph import is_hooked
 from trueline.capture.model.layout import local
 from trueline.capture.probes.losses.cross_entropy import SINK, ignored_index, operation_of
+from trueline.capture.probes.losses.saved import saved_tensor
 
 MAX_SUMMANDS = 48
 """Of a loss that has more, as of a penalty for each parameter, nothing is said."""
@@ -53,8 +54,8 @@ Scalar = float | Tensor
 @dataclass(frozen=True)
 class Summand:
     """One part of a loss: what computes it ('' for what has no name), the numbers that it alone is multiplied and
-    divided by, whether a mean is taken on the way, the operation that it ends at, and the first reduction on the way:
-    "Mean", "Sum" or none.
+    divided by, whether a mean is taken on the way, the operation that it ends at, the first reduction on the way:
+    "Mean", "Sum" or none, and constants of several elements that it is multiplied by, as samples are weighed.
     """
 
     function: str
@@ -63,6 +64,7 @@ class Summand:
     averages: bool
     node: Any
     reduction: str = ""
+    weighing: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class _Way:
     divisors: tuple[Scalar, ...] = ()
     averages: bool = False
     reduction: str = ""
+    weighing: tuple[Tensor, ...] = ()
 
     def to(self, edge: Any, *, multiplier: Scalar | None = None, divisor: Scalar | None = None) -> _Way:
         more = () if multiplier is None or _is_one(multiplier) else (multiplier,)
@@ -92,7 +95,8 @@ class _Way:
         reduces = not self.reduction and operation in ("Mean", "Sum") and _num_reduced(self.node) > 1
         reduction = operation if reduces else self.reduction
         averages = self.averages or operation == "Mean"
-        return _Way(edge[0], edge[1], self.multipliers + more, self.divisors + less, averages, reduction)
+        factors = self.multipliers + more, self.divisors + less
+        return _Way(edge[0], edge[1], *factors, averages, reduction, self.weighing)
 
 
 def summands_of(root: Tensor) -> Summands | None:
@@ -215,7 +219,13 @@ def _below(way: _Way) -> _Way | None:
     if operation == "Mul":
         multiplier = _number(_operand(way.node))
         is_weighted = multiplier is None and operation_of(edge[0]) == "Stack"
-        return None if is_weighted else way.to(edge, multiplier=multiplier)
+        if is_weighted:
+            return None
+        weighing = saved_tensor(way.node, "other" if edges[0][0] is not None else "self")
+        below = way.to(edge, multiplier=multiplier)
+        return (
+            below if multiplier is not None or weighing is None else replace(below, weighing=(*way.weighing, weighing))
+        )
     if operation == "Div" and edges[0][0] is not None:
         return way.to(edge, divisor=_number(way.node._saved_other))
     return None
@@ -246,7 +256,7 @@ def _summand(way: _Way) -> Summand:
     function = next((words for begins, words in _NAMES if operation.startswith(begins)), "")
     if not function and "CrossEntropy" in operation:
         function = "cross-entropy"
-    return Summand(function, way.multipliers, way.divisors, way.averages, way.node, way.reduction)
+    return Summand(function, way.multipliers, way.divisors, way.averages, way.node, way.reduction, way.weighing)
 
 
 def _operand(node: Any) -> Tensor | float | None:
