@@ -162,10 +162,11 @@ class Contributions:
         """A training forward pass begins, or a batch was passed by hand."""
         self.num_forward += 1
         latest, self.latest = self.latest, Pass(self._num_begun)
-        if self.at_unused is not None and latest is not None and latest.at == self._num_begun and not latest.reached:
-            at_unused = self.at_unused()
-            if at_unused is not None:
-                at_unused()
+        if latest is None or latest.reached or latest.at < self._num_begun or self.at_unused is None:
+            return
+        at_unused = self.at_unused()
+        if at_unused is not None:
+            at_unused()
 
     def part_begins(self, part: nn.Module) -> bool:
         """Whether a call of ``part`` begins a pass: the first since the last backward pass, or one of a part that was

@@ -27,8 +27,8 @@ so no false alarms.
 
 So these are left alone: several backward passes before one update; `zero_grad` anywhere between an update and the
 backward pass, with `set_to_none=False` too, or inside of a closure; the gradients that a generator leaves in its
-critic, if they are cleared before the critic's own; those of a second optimizer that updates less often; those that
-code scales or replaces on purpose.
+critic, if they are cleared before the critic's own (WGAN-GP, R1, DDPG); those of a second optimizer that updates less
+often; those that code scales or replaces on purpose.
 
 What one backward pass leaves is what the next one of the same step finds, bit for bit, or earlier micro-batches weigh
 otherwise than later ones. At as many steps, the same number of elements is copied just after a pass and just before the
@@ -40,6 +40,12 @@ zero at the update too (a mask), and, where a script reduces gradients by hand a
 one factor. Calls of `clip_grad_norm_` in a gap are told by `clip-differs`. Who clips the gradient of each micro-batch
 on purpose keeps their sum elsewhere: clipping `.grad`, which holds the sum, shrinks the first micro-batch again and
 again.
+
+A generator's backward pass goes through its critic and leaves gradients there. At a few steps of jobs with several
+optimizers all updates are followed: to be confirmed is an update that uses such gradients together with those of a
+later pass, where nothing wrote to them but backward passes. The loss begins at these parameters and goes on to those
+that the other optimizer then updated: of tasks that share a part the heads stand next to their losses, and are left
+alone.
 
 Micro-batches whose gradients an update uses are counted at every step. Some were left over where the first step of each
 epoch but the first, as the script goes through its `DataLoader`, has the same number more than all other steps have,
@@ -152,8 +158,11 @@ def check(run: Run) -> list[Finding]:
     changed = run.lists("changed_between")
     # The columns of another law are read as they lie: `kept` of its `Holdings`.
     rows = {key: json.loads(text) for key, text in run.texts("holdings").items()}
-    held = {(row["step"] + 1, rank): list(row["kept"]) for (_, rank), row in rows.items() if row.get("kept")}
-    if not uncleared and not changed and not held:
+    held, crossed = (
+        {(row["step"] + 1, rank): list(row[name]) for (_, rank), row in rows.items() if row.get(name)}
+        for name in ("kept", "crossed")
+    )
+    if not uncleared and not changed and not held and not crossed:
         has_optimizer = run.has("optimizer_digest")
         raise CannotTell(
             "no update left gradients in .grad that were looked at before the next backward pass: the framework keeps "
@@ -165,6 +174,7 @@ def check(run: Run) -> list[Finding]:
     uncleared = {key: positions for key, positions in uncleared.items() if len(positions)}
     by_name = {key: _names(run, {key: positions}) for key, positions in uncleared.items()}
     findings = [_uncleared_finding(by_name or held)] if by_name or held else []
+    findings += [_crossed_finding(crossed)] if crossed and not findings else []
     return [*findings, *_change_findings(run, changed), *_epoch_findings(run)]
 
 
@@ -191,6 +201,32 @@ def _uncleared_finding(uncleared: Mapping[tuple[int, int], Sequence[str]]) -> Fi
         false_alarm_rate=0.0,
         evidence={"kind": "kept", "names": names[:100], "num_steps": len(steps)},
         next=_NEXT,
+    )
+
+
+def _crossed_finding(crossed: Mapping[tuple[int, int], Sequence[str]]) -> Finding:
+    """Gradients, by name, that have in them what a pass left on its way to what another optimizer updated."""
+    steps, ranks = sorted({step for step, _ in crossed}), tuple(sorted({rank for _, rank in crossed}))
+    names = list(dict.fromkeys(name for row in crossed.values() for name in row))
+    return Finding(
+        code=CODE,
+        severity="confirm",
+        claim=f"The update of {named_some(names)} also uses gradients of a backward pass that was for another "
+        f"optimizer: its loss goes through {'it' if len(names) == 1 else 'them'}, and nothing cleared what it left "
+        f"({ranks_text(ranks)}, {steps_text(steps)}, as far as was followed).",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=sites_of(steps[0], ranks[:2], phase="bwd", names=names[: MAX_SITES // 2]),
+        measured=float(len(names)),
+        expected=0.0,
+        unit="parameters whose gradient has that of another optimizer's loss in it",
+        false_alarm_rate=0.0,
+        evidence={"kind": "of-another-loss", "names": names[:100], "num_steps": len(steps)},
+        next=(
+            "Call zero_grad() of their optimizer in front of its own backward pass, as a critic's in front of the "
+            "critic's; or let them need no gradient while the other loss is computed.",
+        ),
     )
 
 

@@ -75,6 +75,8 @@ class Holdings:
     ``MAX_NAMES`` of ``num_shared`` parameters that two of them (``by``) updated by one and the same gradient: no
     backward pass came between, and nobody wrote to it. ``kept`` are those, of the first ``MAX_NAMES``, whose gradient
     one of several optimizers had used and used again in the next step, with more added and nothing cleared.
+    ``crossed`` are those whose update used what a backward pass had left that was for the update of another optimizer
+    and went through them, with more added and nothing cleared.
     """
 
     step: int
@@ -83,6 +85,7 @@ class Holdings:
     num_shared: int
     by: tuple[str, ...]
     kept: tuple[str, ...] = ()
+    crossed: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -98,6 +101,7 @@ class Holdings:
             num_shared=document["num_shared"],
             by=tuple(document["by"]),
             kept=tuple(document.get("kept", ())),
+            crossed=tuple(document.get("crossed", ())),
         )
 
 

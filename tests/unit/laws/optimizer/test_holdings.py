@@ -196,3 +196,90 @@ def test_an_optimizer_that_the_job_lets_go_of_is_not_kept(tmp_path):
                 optimizers.pop()
             alive.append(gone() is not None)
     assert alive == [True] * 5 + [False] * 3
+
+
+def adversaries(folder, turn):
+    """The findings of 20 turns of a generator and its critic."""
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
+    critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    updates = [torch.optim.Adam(generator.parameters(), lr=1e-3), torch.optim.Adam(critic.parameters(), lr=1e-3)]
+    both_watched = [
+        trueline.watch(model, optimizer, out=folder, plan={"every": 1})
+        for model, optimizer in ((generator, updates[0]), (critic, updates[1]))
+    ]
+    for _ in range(20):
+        turn(generator, critic, *updates)
+    for watch in both_watched:
+        watch.close()
+    folders = [folder, *(folder / "models").iterdir()]
+    assert len(folders) == 2
+    return [finding for place in folders for finding in asked(place, grad_accumulates.CODE)[0]]
+
+
+def generator_turn(generator, critic, of_generator):
+    of_generator.zero_grad()
+    fake = generator(torch.randn(8, 3))
+    (-critic(fake).mean()).backward()
+    of_generator.step()
+    return fake.detach()
+
+
+def cleared_behind(generator, critic, of_generator, of_critic):
+    fake = generator_turn(generator, critic, of_generator)
+    (critic(fake).mean() - critic(torch.randn(8, 4)).mean()).backward()
+    of_critic.step()
+    of_critic.zero_grad()
+
+
+def test_gradients_that_a_generator_leaves_in_its_critic(tmp_path):
+    (finding,) = adversaries(tmp_path / "run", cleared_behind)
+    assert (finding.severity, finding.evidence["kind"]) == ("confirm", "of-another-loss")
+    assert "0.weight" in finding.evidence["names"]
+
+
+def cleared_in_front(generator, critic, of_generator, of_critic):
+    fake = generator_turn(generator, critic, of_generator)
+    of_critic.zero_grad()
+    (critic(fake).mean() - critic(torch.randn(8, 4)).mean()).backward()
+    of_critic.step()
+
+
+def frozen_meanwhile(generator, critic, of_generator, of_critic):
+    critic.requires_grad_(False)
+    fake = generator_turn(generator, critic, of_generator)
+    critic.requires_grad_(True)
+    (critic(fake).mean() - critic(torch.randn(8, 4)).mean()).backward()
+    of_critic.step()
+    of_critic.zero_grad()
+
+
+def critic_first(generator, critic, of_generator, of_critic):
+    of_critic.zero_grad(set_to_none=False)
+    critic(torch.randn(8, 4)).mean().neg().backward()
+    critic(generator(torch.randn(8, 3)).detach()).mean().backward()
+    of_critic.step()
+    generator_turn(generator, critic, of_generator)
+
+
+def joint(generator, critic, of_generator, of_critic):
+    of_generator.zero_grad()
+    of_critic.zero_grad()
+    critic(generator(torch.randn(8, 3))).square().mean().backward()
+    of_generator.step()
+    of_critic.step()
+
+
+def shared_part(generator, critic, of_generator, of_critic):
+    """The critic is a head, and the generator a part that two losses share."""
+    of_critic.zero_grad()
+    critic(generator(torch.randn(8, 3))).square().mean().backward()
+    of_critic.step()
+    generator(torch.randn(8, 3)).square().mean().backward()
+    of_generator.step()
+    of_generator.zero_grad()
+
+
+@pytest.mark.parametrize("turn", [cleared_in_front, frozen_meanwhile, critic_first, joint, shared_part])
+def test_adversaries_that_are_cleared_and_parts_that_are_shared_are_left_alone(tmp_path, turn):
+    assert adversaries(tmp_path / "run", turn) == []

@@ -5,7 +5,8 @@ gradients.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +19,12 @@ from trueline.capture.model.contents import attributes
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.losses import descent
 from trueline.capture.probes.parts import ProbeParts
 from trueline.laws.optimizer.columns import MAX_NAMES, DecayGroup, Holdings, StepOf
 
+MAX_NODES = 4096
+"""Operations below a loss that are gone through for the parameters that it reaches."""
 FIRST, FACTOR = 2, 8
 """Age of the first step that is followed, when all parts of a job are there, and how many times as old the next is."""
 
@@ -30,7 +34,10 @@ class _Followed:
     """The updates of one step, and of the next. ``gradients`` has by parameter its gradient, how often that was written
     to, after how many backward passes, and identity and class of the optimizer that used it last. ``uncleared`` has
     those that nobody but backward passes has written to since, how often, and whether one has; ``kept`` are the names
-    of such parameters that the next update uses, and ``again`` the optimizers that have come to it.
+    of such parameters that the next update uses, and ``again`` the optimizers that have come to it. ``leaves`` are the
+    parameters that backward passes since the last update have reached, those next to the loss first; ``foreign`` has as
+    ``uncleared`` gradients that such a pass left on its way to what another optimizer has updated, and ``crossed`` the
+    names of those that were used with more added.
     """
 
     step: int
@@ -45,6 +52,11 @@ class _Followed:
     shared: dict[str, None] = field(default_factory=dict[str, None])
     kept: dict[str, None] = field(default_factory=dict[str, None])
     again: set[int] = field(default_factory=set[int])
+    leaves: list[int] = field(default_factory=list[int])
+    foreign: dict[int, tuple[weakref.ref[Tensor], int, bool]] = field(
+        default_factory=dict[int, "tuple[weakref.ref[Tensor], int, bool]"]
+    )
+    crossed: dict[str, None] = field(default_factory=dict[str, None])
     by: dict[str, None] = field(default_factory=dict[str, None])
     num_backward: int = 0
     depth: int = 0
@@ -66,6 +78,7 @@ class HoldingProbe:
         self._model, self._guard = parts.model, parts.guard
         self._next_age = FIRST
         self._followed: _Followed | None = None
+        self._several = False
         self._switch = patches.Switch()
         patches.update_begins.add(self._at_update, switch=self._switch)
         patches.update_ended.add(self._after_update, switch=self._switch)
@@ -104,24 +117,28 @@ class HoldingProbe:
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
-    def _at_backward(self, *args: Any, **kwargs: Any) -> None:
+    def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         followed = self._followed
         if followed is None or in_backward():
             return
         followed.num_backward += 1
         with self._guard(self.name):
-            for index, (ref, writes, _) in [*followed.uncleared.items()]:
-                if _writes(followed.layout.params[index], ref) != writes:
-                    del followed.uncleared[index]
+            for gradients in (followed.uncleared, followed.foreign):
+                for index, (ref, writes, _) in [*gradients.items()]:
+                    if _writes(followed.layout.params[index], ref) != writes:
+                        del gradients[index]
+            if self._several:
+                followed.leaves += _leaves(descent.roots_of(tensors))
 
     def _after_backward(self, *args: Any, **kwargs: Any) -> None:
         followed = self._followed
         if followed is None or in_backward():
             return
         with self._guard(self.name):
-            for index, (ref, writes, added) in followed.uncleared.items():
-                now = _writes(followed.layout.params[index], ref)
-                followed.uncleared[index] = ref, now, added or now > writes
+            for gradients in (followed.uncleared, followed.foreign):
+                for index, (ref, writes, added) in gradients.items():
+                    now = _writes(followed.layout.params[index], ref)
+                    gradients[index] = ref, now, added or now > writes
 
     def _at_update(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         followed = self._followed
@@ -132,6 +149,7 @@ class HoldingProbe:
         if followed.depth > 1:
             return
         with self._guard(self.name):
+            self._note_crossed(optimizer)
             if id(optimizer) in followed.optimizers and (followed.again or optimizer is followed.first):
                 self._note_kept(optimizer)
                 self._note(optimizer, first=False)
@@ -179,6 +197,32 @@ class HoldingProbe:
             if added and id(param) in held and _writes(param, ref) == writes:
                 followed.kept[followed.layout.names[index]] = None
 
+    def _note_crossed(self, optimizer: Optimizer) -> None:
+        """Gradients of others that lie on the way from the loss to what ``optimizer`` is about to update, and of its
+        own what was left on such a way before.
+        """
+        followed = self._followed
+        if followed is None:
+            return
+        self._several = self._several or bool(followed.optimizers.keys() - {id(optimizer)})
+        held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        for index, (ref, writes, added) in [*followed.foreign.items()]:
+            param = followed.layout.params[index]
+            if id(param) in held:
+                if added and _writes(param, ref) == writes:
+                    followed.crossed[followed.layout.names[index]] = None
+                del followed.foreign[index]
+        leaves, followed.leaves = followed.leaves, []
+        # Next to the loss of tasks that share a part stand their heads; a loss through a critic begins at the critic.
+        if not leaves or leaves[0] in held or held.isdisjoint(leaves):
+            return
+        index_of = followed.layout.index_of
+        for leaf in leaves:
+            index = None if leaf in held else index_of.get(leaf)
+            grad = None if index is None else followed.layout.params[index].grad
+            if index is not None and grad is not None and len(followed.foreign) < MAX_NAMES:
+                followed.foreign[index] = weakref.ref(grad), grad._version, False
+
     def _holdings(self, followed: _Followed) -> Holdings:
         norms = _norm_weights(self._model)
         shared = list(followed.shared)
@@ -194,7 +238,23 @@ class HoldingProbe:
             by=tuple(followed.by),
             # Of one optimizer the probe of kept gradients tells.
             kept=tuple(followed.kept) if len(followed.optimizers) > 1 else (),
+            crossed=tuple(followed.crossed),
         )
+
+
+def _leaves(roots: Sequence[Tensor]) -> list[int]:
+    """Identities of parameters below ``roots``, breadth first."""
+    pending = deque(root.grad_fn for root in roots)
+    visited, leaves = set[Any](), list[int]()
+    while pending and len(visited) < MAX_NODES:
+        node = pending.popleft()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(id(node.variable))
+        pending.extend(parent for parent, _ in node.next_functions)
+    return leaves
 
 
 def _writes(param: Tensor, grad: weakref.ref[Tensor]) -> int:
