@@ -44,10 +44,29 @@ def parameters(run: Run) -> tuple[str, Any]:
     text = f"{counted(len(trained), 'parameter')} trained, of {amount} numbers on a rank"
     text += f"; {len(frozen)} frozen ({named_some(frozen)})" if frozen else "; none frozen"
     values: dict[str, Any] = {"trained": len(trained), "numbers": max(numbers), "frozen": len(frozen)}
+    loaded = _frozen_loaded(run)
+    if frozen and loaded:
+        text += f", {'all' if loaded >= len(frozen) else loaded} of them as they were loaded"
+        values["frozen_loaded"] = loaded
     values["adapters"] = any(ADAPTER.search(name) is not None for name in trained)
     if frozen:
         values |= {"frozen_parts": _whole_parts(frozen, trained), "trained_parts": _whole_parts(trained, set(frozen))}
     return text, values
+
+
+def _frozen_loaded(run: Run) -> int:
+    """Frozen parameters that a load had filled before the first update, on the rank that has fewest."""
+    if not run.has("frozen_loaded"):
+        return 0
+    numbers_TN, measured_TN = run.pivot("frozen_loaded")
+    return int(numbers_TN[measured_TN].min()) if measured_TN.any() else 0
+
+
+def is_frozen_as_drawn(value: Mapping[str, Any]) -> bool:
+    """True where parameters are frozen beside no adapter, and not all of them as they were loaded: to freeze a backbone
+    that is pretrained is what people do.
+    """
+    return value["frozen"] > 0 and not value["adapters"] and value.get("frozen_loaded", 0) < value["frozen"]
 
 
 def frozen_parts(value: Mapping[str, Any]) -> str:

@@ -68,7 +68,7 @@ SUBJECTS: tuple[Subject, ...] = (
         (
             Mark(
                 "frozen-without-adapters",
-                lambda value: value["frozen"] > 0 and not value["adapters"],
+                model.is_frozen_as_drawn,
                 model.frozen_parts,
             ),
         ),

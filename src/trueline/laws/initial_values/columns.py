@@ -25,6 +25,12 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("frozen_values", "list<float64>", "", "`InitialValues` of each of these."),
     Column(
+        "frozen_loaded",
+        "int64",
+        "params",
+        "Of that step, where loads were looked at, how many frozen parameters one had filled.",
+    ),
+    Column(
         "declared_ties",
         "string",
         "",

@@ -10,6 +10,7 @@ from torch import nn
 
 import trueline
 from trueline.capture.probes.loads import loads
+from trueline.judge.facts.model import is_frozen_as_drawn, parameters
 from trueline.laws.initial_values import load_missed
 from trueline.laws.initial_values.renaming import renaming_of
 
@@ -177,6 +178,17 @@ def _assigned(model):
 
 def _not_at_all(model):
     model.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_what_is_frozen_as_it_was_loaded_is_not_unusual(tmp_path, prefix):
+    model = Encoder()
+    model.load_state_dict(prefixed(prefix, Encoder()), strict=False)
+    model.body.requires_grad_(False)
+    folder = trained(tmp_path / "run", model)
+    text, value = parameters(trueline.open_run(folder))
+    assert is_frozen_as_drawn(value) == bool(prefix)
+    assert text.endswith(")" if prefix else "), all of them as they were loaded")
 
 
 HEALTHY = (

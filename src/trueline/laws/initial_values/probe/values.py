@@ -51,6 +51,9 @@ class InitialValueProbe:
             columns["loads"] = json.dumps(list(loads.beside(self._model)))
         if step.layout.frozen:
             columns |= _frozen(self._model, step.layout)
+        if step.layout.frozen and loads.listens:
+            frozen = {name for name, param in named_parameters(self._model) if not param.requires_grad}
+            columns["frozen_loaded"] = len(frozen & loads.filled(self._model))
         return columns
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
