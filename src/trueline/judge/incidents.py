@@ -112,6 +112,11 @@ def is_explained(effect: Finding, group: Sequence[Finding]) -> bool:
     return any(explains(cause, effect) for cause in group)
 
 
+def is_told(finding: Finding, group: Sequence[Finding]) -> bool:
+    """True if any of ``group`` tells of the same fault as ``finding``, or explains it."""
+    return any(_is_same_fault(other, finding) or explains(other, finding) for other in group)
+
+
 def _incident(findings: Sequence[Finding], group: set[int]) -> Incident:
     """The telling one is what no other of them explains."""
     members = [findings[index] for index in group]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from trueline.judge.incidents import Incident
+from trueline.judge.incidents import Incident, is_told
 from trueline.schema.finding import UNUSUAL, WATCH_DEGRADED, Finding
 from trueline.schema.judged import FEWEST_STEPS_OF_ONE, TOPICS, AskedQuestion, Judged, Verdict
 from trueline.schema.text.words import by_reason, counted, listed, uncapitalized
@@ -20,9 +20,12 @@ _FEWEST_SPACES = 3
 
 def to_confirm(findings: Iterable[Finding]) -> list[Finding]:
     """What a person is to confirm, one finding an id: contradictions first, then what the fewest healthy trainings
-    show.
+    show. What a fault that was found brings with it is none.
     """
-    by_id = {finding.id: finding for finding in findings if finding.severity == "confirm"}
+    findings = list(findings)
+    grave = [finding for finding in findings if finding.is_grave]
+    to_ask = (finding for finding in findings if finding.severity == "confirm" and not is_told(finding, grave))
+    by_id = {finding.id: finding for finding in to_ask}
     return sorted(by_id.values(), key=lambda finding: (finding.code == UNUSUAL, finding.expected or 0.0))
 
 

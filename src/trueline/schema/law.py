@@ -45,8 +45,8 @@ class Code:
     it while they train is ``live``, and all know of it ``sums_late`` sums after the first. Causes ask of a check by the
     name ``asked_as`` whether it was run: ``reduction:judged`` or ``reduction:open``. After the first step of findings
     that ``end_comparison`` steps of one number are not one iteration on all ranks. A finding has said what the marks
-    of facts ``says`` would ask to confirm. ``manual`` says what a finding is that no check has; of those
-    ``seen_in_values`` the comparison of recorded values says more than that of settings.
+    of facts ``says`` would ask to confirm, ``KIND/MARK`` where it is of that kind. ``manual`` says what a finding is
+    that no check has; of those ``seen_in_values`` the comparison of recorded values says more than that of settings.
     """
 
     explains: tuple[str, ...] = ()

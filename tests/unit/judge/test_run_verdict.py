@@ -87,6 +87,13 @@ def test_above_the_list_of_what_is_to_confirm_stand_heads(claim, head):
     assert uncapitalized(claim.rstrip(".")) in verdict.line
 
 
+def test_what_a_finding_tells_is_not_asked_as_well():
+    asked = Finding("token-weights-differ", "confirm", "A token weighs 2 times another.", (0, 1), 3, 9)
+    told = Finding("token-imbalance", "warning", "A token of rank 0 counts twice.", (0,), 5, 9)
+    assert not report_of(told, asked).to_confirm
+    assert report_of(replace(told, code="worker-silent"), asked).to_confirm == (asked,)
+
+
 def test_of_one_process_no_rank_is_named():
     report = of(replace(SEED, step_first=3), ranks=1)
     assert report.verdict.line == "Probable fault: since step 3; 1 finding."

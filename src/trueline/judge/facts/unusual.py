@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from trueline.judge.facts.base_rates import BaseRate
 from trueline.judge.facts.fact import Fact
@@ -15,13 +15,23 @@ def unusual_findings(facts: TrainingFacts, findings: Collection[Finding] = ()) -
     """A finding of severity confirm for each mark that the table of base rates has as unusual, but for those that one
     of ``findings`` or another mark says already. Of several marks of one sentence the rarest is said.
     """
-    by_findings = {mark for finding in findings if finding.severity != "info" for mark in facts_of(finding.code).says}
+    by_findings = {mark for finding in findings if finding.severity != "info" for mark in _said_by(finding)}
     unusual = [(fact, _by_sentence(fact, by_findings)) for fact in facts.facts]
     names = {name for _, rates in unusual for name in rates}
     by_marks = {mark.name for subject in all_subjects() for mark in subject.marks if not names.isdisjoint(mark.said_by)}
     return [
         _finding(fact, name, rate) for fact, rates in unusual for name, rate in rates.items() if name not in by_marks
     ]
+
+
+def _said_by(finding: Finding) -> Iterator[str]:
+    """Names of the marks that a finding says."""
+    kinds = finding.evidence.get("kind", ())
+    kinds = (kinds,) if isinstance(kinds, str) else kinds
+    for said in facts_of(finding.code).says:
+        kind, _, mark = said.rpartition("/")
+        if not kind or kind in kinds:
+            yield mark
 
 
 def _by_sentence(fact: Fact, silent: Collection[str]) -> Mapping[str, BaseRate]:

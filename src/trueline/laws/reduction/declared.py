@@ -22,6 +22,7 @@ LAW = Law(
             live="mismatch",
             sums_late=1,
             asked_as="reduction",
+            says=("extra-pass/passes-not-used",),
         ),
     },
 )

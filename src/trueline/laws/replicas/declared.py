@@ -36,6 +36,7 @@ LAW = Law(
             explains=("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-silent", "*unlike-worker"),
             dated=True,
             names_both=True,
+            says=("mode/modules-in-evaluation-mode",),
         ),
         "replica-drift": Code(explains=("*unlike-worker",), dated=True, names_both=True),
         "shards-equal": Code(),

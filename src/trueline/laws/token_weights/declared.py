@@ -12,7 +12,7 @@ LAW = Law(
             signal="grad_norm",
             says=("passes-not-used", "samples-never-read"),  # micro-batches whose gradients are thrown away
         ),
-        "token-imbalance": Code(explains=("*unlike-worker",), signal="tokens"),
+        "token-imbalance": Code(explains=("*unlike-worker",), signal="tokens", same_fault=("token-weights-differ",)),
         "token-weights-differ": Code(),
     },
 )

@@ -14,6 +14,8 @@ import trueline
 from trueline.cli.main import app
 from trueline.judge.facts import base_rates, fact, training_facts
 from trueline.judge.facts.base_rates import BaseRate
+from trueline.judge.facts.unusual import _said_by
+from trueline.schema.finding import Finding
 from trueline.schema.law import Code, Law
 from trueline.store.plan_change import confirmed_ids
 
@@ -137,7 +139,8 @@ def test_every_mark_that_something_says_is_declared():
     from trueline.schema.law import codes
 
     marks = [mark for subject in training_facts.all_subjects() for mark in subject.marks]
-    said = {name for code in codes().values() for name in code.says} | {by for mark in marks for by in mark.said_by}
+    of_codes = {name.rpartition("/")[-1] for code in codes().values() for name in code.says}
+    said = of_codes | {by for mark in marks for by in mark.said_by}
     assert said <= {mark.name for mark in marks}
 
 
@@ -220,3 +223,9 @@ def test_a_plan_of_another_version_does_not_stand_in_the_way_of_judging(run, mon
     monkeypatch.setattr(opened.manifest, "plan", {"preset": "of tomorrow", "confirmed": ["unusual.rate-zero"]})
     monkeypatch.setattr(opened.manifest, "plans", [])
     assert confirmed_ids(opened) == {"unusual.rate-zero"}
+
+
+@pytest.mark.parametrize(("kind", "said"), [("mode", True), ("rate", False), (["rate", "mode"], True)])
+def test_a_finding_says_a_mark_where_it_is_of_that_kind(kind, said):
+    finding = Finding("rank-config-differs", "error", "Rank 1 evaluates.", (1,), evidence={"kind": kind})
+    assert (list(_said_by(finding)) == ["modules-in-evaluation-mode"]) == said
