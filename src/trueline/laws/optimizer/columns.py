@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,10 +41,55 @@ COLUMNS: tuple[Column, ...] = (
         "of each of their groups, parameters that several of them updated by one gradient, and those whose gradient "
         "was not cleared before the next update.",
     ),
+    Column(
+        "masked_facts",
+        "string",
+        "",
+        "At a few early steps, JSON of `MaskedRows` without their numbers: embeddings that are decayed.",
+    ),
+    Column(
+        "masked_rows",
+        "list<float64>",
+        "",
+        "Of each of these: rows that were read so far, those of them whose gradient was always 0, by what the update "
+        "multiplied some of these, and how far they are from that, beside their length.",
+    ),
 )
 
 MAX_NAMES = 64
 """Parameters that are named of one kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedRows:
+    """An embedding of ``num`` rows in a group of this weight ``decay`` and rate. Of the rows that were ``read`` so far
+    the ``masked`` ones have had a gradient of exactly 0 each time; the update multiplied some of them by ``factor``, to
+    a distance of ``residual`` times their length.
+    """
+
+    name: str
+    num: int
+    decay: float
+    rate: float
+    read: int
+    masked: int
+    factor: float
+    residual: float
+
+
+def masked_text(embeddings: Sequence[MaskedRows]) -> str:
+    """The string of the column ``masked_facts``."""
+    return json.dumps([[seen.name, seen.num, seen.decay, seen.rate] for seen in embeddings])
+
+
+def masked_rows(text: str, numbers: Sequence[float]) -> tuple[MaskedRows, ...]:
+    """Of one row of both columns."""
+    return tuple(
+        MaskedRows(str(name), int(num), float(decay), float(rate), int(read), int(masked), factor, residual)
+        for (name, num, decay, rate), (read, masked, factor, residual) in zip(
+            json.loads(text), zip(*(iter(numbers),) * 4, strict=True), strict=False
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)

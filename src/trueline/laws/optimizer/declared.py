@@ -11,9 +11,11 @@ LAW = Law(
         "probe.updates",
         "probe.kept_gradients",
         "probe.holdings",
+        "probe.masked_rows",
     ),
     checks={
         "decay-on-norms": Code(),
+        "masked-rows-decay": Code(),
         "master-working-mismatch": Code(),
         "optimizer-detached": Code(explains=("param-frozen",), root="update"),
         "optimizer-state-stale": Code(

@@ -385,6 +385,7 @@ def test_every_code_has_a_cause():
         "inputs-equal",
         "labels-change",
         "labels-sorted",
+        "masked-rows-decay",
         "loss-skipped",
         "one-for-all-samples",
         "restart-rate",
