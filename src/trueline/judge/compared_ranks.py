@@ -25,6 +25,8 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+MOST_RANKS = 32
+"""Ranks, the first, that stand for all in what one program does on each: its loaders, samplers, inputs."""
 MAX_SITES = 8
 """Sites that a Finding lists; the ranks and steps say the rest."""
 

@@ -50,7 +50,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trueline.judge.compared_ranks import data_parallel_ranks, sites_of
+from trueline.judge.compared_ranks import MOST_RANKS, data_parallel_ranks, sites_of
 from trueline.schema.columns.input_values import InputFact, input_values
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -80,8 +80,6 @@ PACKED = (
     "batch",
 )
 """Names, or parts of them, of what tells samples of one row apart."""
-MOST_RANKS = 32
-"""Ranks that are looked at: they run one program."""
 
 
 class _Lost(NamedTuple):

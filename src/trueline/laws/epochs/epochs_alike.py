@@ -66,7 +66,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.judge.compared_ranks import Ints, data_parallel_ranks, sites_of
+from trueline.judge.compared_ranks import MOST_RANKS, Ints, data_parallel_ranks, sites_of
 from trueline.judge.series.drawn_indices import index_passes
 from trueline.judge.series.epochs import Digests, Epoch, epochs_of
 from trueline.judge.stats.tails import ALARM_LEVEL
@@ -81,8 +81,6 @@ QUESTION = "repeats"
 NEEDS: tuple[str, ...] = ("sample_digests", "epoch")
 ACROSS_RANKS = False
 
-MOST_RANKS = 32
-"""Ranks that are looked at: samplers are made by one program."""
 ALIKE = 0.9
 """Share of the samples of both epochs that stand at one place, from which on these are alike."""
 

@@ -65,7 +65,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.judge.compared_ranks import data_parallel_ranks, sites_of
+from trueline.judge.compared_ranks import MOST_RANKS, data_parallel_ranks, sites_of
 from trueline.judge.stats.tails import ALARM_LEVEL
 from trueline.schema.columns.input_values import input_values
 from trueline.schema.errors import CannotTell
@@ -79,8 +79,6 @@ QUESTION = "repeats"
 NEEDS: tuple[str, ...] = ("class_counts", "sample_digests", "input_facts", "input_values")
 ACROSS_RANKS = False
 
-MOST_RANKS = 32
-"""Ranks that are looked at: their loaders are made by one program."""
 CONCENTRATION = 1.0
 """Of the Dirichlet law of classes in a batch that stands against the null hypothesis: half of two labels are equal by
 it where there are many classes."""

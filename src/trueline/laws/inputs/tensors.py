@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.compared_ranks import MOST_RANKS, data_parallel_ranks
 from trueline.judge.stats.memoize import memoized
 from trueline.schema.columns.input_values import InputValue, input_values
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
-
-MOST_RANKS = 32
-"""Ranks that are looked at: they run one program."""
 
 ByStep = Mapping[int, tuple[InputValue, ...]]
 """The tensors of each step."""

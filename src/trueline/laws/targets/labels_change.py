@@ -58,7 +58,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.judge.compared_ranks import data_parallel_ranks, sites_of
+from trueline.judge.compared_ranks import MOST_RANKS, data_parallel_ranks, sites_of
 from trueline.schema.columns.label_digests import KIND_BITS
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -71,8 +71,6 @@ QUESTION = "loss"
 NEEDS: tuple[str, ...] = ("sample_digests", "target_digests", "label_digests")
 ACROSS_RANKS = False
 
-MOST_RANKS = 32
-"""Ranks that are looked at, the first."""
 MOST_SAMPLES = 20_000_000
 """Samples that are looked at, the first: digests of 160 MB."""
 MOST_PASSES = 64
