@@ -56,7 +56,8 @@ def learning_rate(run: Run) -> tuple[str, Any]:
     num_groups = max(map(len, rates))
     head = "learning rate" if num_groups == 1 else f"learning rate of the first of {num_groups} parameter groups"
     largest = float(rates_T.max())
-    low = float(np.mean((rates_T > 0) & (rates_T < NEARLY_GONE * largest)))
+    # of a few updates a cosine's last one is more than its share
+    low = max(int(np.sum((rates_T > 0) & (rates_T < NEARLY_GONE * largest))) - 1, 0) / len(rates_T)
     values: dict[str, Any] = {"turns": points, "largest": largest, "low": low}
     if len(set(rates_T.tolist())) == 1:
         return f"{head} {rates_T[0]:.3g} at all {counted(len(steps), 'step')}", values | {"turns": points[:1]}

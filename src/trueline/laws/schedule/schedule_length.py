@@ -4,7 +4,8 @@ What it finds
 -------------
 A job that declares how many updates it will make (`max_steps`, `max_train_steps`, `train_iters`), while its schedule
 comes to its end long before, or would at many more: to be confirmed, from the first updates on. Once updates go on
-after the end of a schedule, `schedule-passed` tells what the rate did.
+after the end of a schedule, `schedule-passed` tells what the rate did. And, of a job that has ended, a schedule that
+was made for as many steps as there were updates and was stepped once an epoch.
 
 Why it matters
 --------------
@@ -15,7 +16,9 @@ How it decides
 --------------
 Exactly. The schedule declares its length in steps of its own, and goes on by so many in the update in the middle; the
 updates are declared by a configuration that is in sight as training begins, or by the command. They disagree where they
-differ by more than an error in counting explains, one update an epoch and two more.
+differ by more than an error in counting explains, one update an epoch and two more. By as much the number of updates
+of a job that has ended may differ from the length of a schedule that was stepped no more often than there were epochs,
+and came to half of its length at most.
 
 What it may miss
 ----------------
@@ -84,6 +87,8 @@ def check(run: Run) -> list[Finding]:
     """A Finding where they disagree; raises ``CannotTell`` where one of both is not declared."""
     # the parts of a sequence declare lengths of their own, and none that of the whole
     schedules = [schedule for schedule in followed(run) if schedule.length and schedule.num_schedulers == 1]
+    if schedules and (by_epoch := _by_epoch(run, schedules[-1])):
+        return by_epoch
     declared = set(_declared(run))
     if not declared:
         raise CannotTell("no option in sight declares how many updates there will be", reason="by-design")
@@ -95,6 +100,37 @@ def check(run: Run) -> list[Finding]:
     if last.pace < 1 or last.num_after or abs(last.length / last.pace - num_updates) <= last.slack / last.pace:
         return []
     return [_finding(run, last, name, num_updates)]
+
+
+def _by_epoch(run: Run, schedule: Followed) -> list[Finding]:
+    """The Finding of a schedule for all updates that was stepped once an epoch."""
+    num_updates, stepped = int(run.steps[-1]) + 1, int(schedule.epochs[-1])
+    # an error in counting, as of a schedule that is stepped at each update; a length of few epochs is near by chance
+    slack = schedule.num_epochs + 2
+    is_for_updates = abs(schedule.length - num_updates) <= slack <= schedule.length / 4
+    is_by_epoch = 0 < stepped <= schedule.num_epochs and 2 * stepped <= schedule.length
+    if run.unclosed or run.restarts or not (is_for_updates and is_by_epoch):
+        return []
+    return [
+        Finding(
+            code=CODE,
+            severity="confirm",
+            claim=f"The schedule ({schedule.label}) is made for as many steps as there were updates, {num_updates:,}, "
+            f"and was stepped {counted(stepped, 'time')}: once an epoch.",
+            ranks=tuple(data_parallel_ranks(run)),
+            step_first=int(schedule.steps[0]),
+            step_last=int(schedule.steps[-1]),
+            measured=float(stepped),
+            expected=float(num_updates),
+            unit="steps of the schedule",
+            false_alarm_rate=0.0,
+            evidence={"kind": "by-epoch"},
+            next=(
+                "Step it after each update: scheduler.step() behind optimizer.step(), or "
+                '{"scheduler": scheduler, "interval": "step"} in configure_optimizers of Lightning.',
+            ),
+        )
+    ]
 
 
 def _declared(run: Run) -> Iterator[tuple[str, int]]:

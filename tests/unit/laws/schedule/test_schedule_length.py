@@ -39,6 +39,26 @@ def test_schedules_that_end_with_the_training_are_left_alone(tmp_path, epochs, l
     assert schedule_length.check(run_of(tmp_path / "run", epochs, length=length, command=["--max-steps=120"])) == []
 
 
+@pytest.mark.parametrize(
+    ("epochs", "length", "claims"),
+    [
+        (
+            [0] * 32 + [1] * 32 + [2] * 32,
+            96,
+            ["made for as many steps as there were updates, 96, and was stepped 2 times"],
+        ),
+        ([0] * 32 + [1] * 32 + [2] * 32, 200, []),
+        ([0] * 32 + [1] * 32 + [2] * 32, 3, []),
+    ],
+    ids=["for updates", "for more epochs", "for these epochs"],
+)
+def test_a_schedule_for_all_updates_that_is_stepped_once_an_epoch(tmp_path, epochs, length, claims):
+    rows = {key: row | {"epoch": key[0] // 32} for key, row in rows_of(epochs, length=length).items()}
+    run = write_run(tmp_path / "run", rows, command=["train.py", "--max-steps=96"])
+    findings = schedule_length.check(run)
+    assert [claim in finding.claim for claim, finding in zip(claims, findings, strict=True)] == [True] * len(claims)
+
+
 def test_what_is_passed_is_told_once(tmp_path):
     run = run_of(tmp_path / "run", range(24), length=8, command=["--max_train_steps", "24"])
     assert [len(module.check(run)) for module in (schedule_length, schedule_passed)] == [0, 1]
