@@ -63,7 +63,7 @@ LAW = Law(
     probes=("probe.labels", "probe.places"),
     answers={"facts": "facts.SUBJECTS"},
     checks={
-        "class-ignored": Code(),
+        "class-ignored": Code(says=("class-never-target",)),
         "end-untrained": Code(),
         "labels-change": Code(signal="loss"),
         "labels-misplaced": Code(explains=("*unlike-worker",), signal="loss"),

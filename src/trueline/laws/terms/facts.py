@@ -8,6 +8,7 @@ from typing import Any
 from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.judge.facts.fact import Mark, Subject
 from trueline.laws.terms.chance import chance, is_far_above_chance
+from trueline.laws.terms.classes import classes, is_never_target, never_targets
 from trueline.laws.terms.columns import LossTerm
 from trueline.laws.terms.loss_terms import loss_terms
 from trueline.laws.terms.ratios import clipping_of_ratios
@@ -106,6 +107,13 @@ SUBJECTS = (
         chance,
         # That last losses are not lower is no mark: of short trainings it says that they are short.
         (Mark("first-loss-above-chance", is_far_above_chance),),
+    ),
+    Subject(
+        "classes",
+        "data",
+        "classes that are targets",
+        classes,
+        (Mark("class-never-target", is_never_target, never_targets),),
     ),
     Subject("probability-ratios", "loss", "ratios of probabilities", clipping_of_ratios),
 )

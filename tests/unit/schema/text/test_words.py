@@ -32,6 +32,7 @@ MANY = {
     "laws/token_weights/loss_scale_wrong.py num_ranks ranks",
     "laws/schedule/schedule_differs.py schedule.num_epochs epochs",
     "laws/terms/chance.py num_classes classes",
+    "laws/terms/classes.py num_classes classes",
     "comparison/calibrate.py len(alignment.pairs) recorded values",
     "laws/unlike_workers/dispersion_high.py len(members) workers",
     "laws/unlike_workers/copies.py len(members) workers",
