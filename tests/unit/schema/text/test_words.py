@@ -22,6 +22,7 @@ PLURAL = re.compile(r" (?:other |equal |recorded |such )?([a-z]+[a-rt-z]s)\b")
 
 
 MANY = {
+    "laws/replicas/buffers_overwritten.py len(steps) steps",
     "judge/facts/model.py len(names) names",
     "laws/initial_values/init_differs.py first.num_peers other layers",
     "laws/initial_values/load_missed.py load.num_tensors tensors",
