@@ -22,7 +22,7 @@ from gallery.witness import trains_differently
 def frozen_head(ctx: EntryContext, faulty: bool) -> nn.Module:
     """One of the end layers is frozen."""
     model: Any = Regression().model()
-    model.append(nn.Linear(4, 32)).append(nn.Linear(32, 4))
+    model.append(nn.Sequential(nn.Linear(4, 32), nn.ReLU())).append(nn.Linear(32, 4))
     model[6 if faulty else 0].requires_grad_(False)
     return fit(ctx, Regression(), model, optimizer=sgd(model), steps=6)
 

@@ -25,11 +25,13 @@ AGAIN = STEPS // 2
 
 
 def _model() -> nn.Module:
-    """The problem's model with two more layers, of one shape, and batch normalisation in front."""
+    """The problem's model with two more layers, of one shape, and batch normalisation in front of them."""
     layers = Regression().model()
     first = next(module for module in layers.modules() if isinstance(module, nn.Linear))
     width = first.in_features
-    parts = [(f"layer{number}", nn.Linear(width, width)) for number in (1, 2)]
+    parts: list[tuple[str, nn.Module]] = []
+    for number in (1, 2):
+        parts += [(f"layer{number}", nn.Linear(width, width)), (f"activation{number}", nn.Tanh())]
     return nn.Sequential(OrderedDict([("norm", nn.BatchNorm1d(width)), *parts, ("rest", layers)]))
 
 

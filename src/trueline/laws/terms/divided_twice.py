@@ -147,12 +147,15 @@ def _is_divided_by_tokens_too(update: _Update) -> bool:
 
 
 def _num_divisions(term: LossTerm, update: _Update) -> int:
-    """How often a term is divided by the micro-batches. A factor of a term alone may be its weight among others."""
+    """How often a term is divided by the micro-batches, less how often it is multiplied by them. A factor of a term
+    alone may be its weight among others.
+    """
     quotients = sum(_is(divisor, update.micros) for divisor in (*term.all_over, *term.divisors))
     if update.micros == 2:
         return quotients if update.alone and term.function in LIKELIHOODS else 0
     multipliers = (*term.all_times, *term.multipliers) if update.alone else term.all_times
-    return quotients + sum(_is(factor, 1 / update.micros) for factor in multipliers)
+    products = sum(_is(factor, update.micros) for factor in multipliers)
+    return quotients + sum(_is(factor, 1 / update.micros) for factor in multipliers) - products
 
 
 def _is_mean(update: _Update) -> bool:

@@ -115,6 +115,17 @@ def test_gradients_that_are_divided_again(tmp_path):
     assert finding.evidence["kind"] == "gradients-too"
 
 
+def test_a_division_of_gradients_that_a_product_makes_up_for_is_no_second_one(tmp_path):
+    def divide(model):
+        for param in model.parameters():
+            param.grad /= MICROS
+
+    def loss_of(logits, y, micro):
+        return cross_entropy(logits, y) * MICROS / MICROS
+
+    assert check(trained(tmp_path / "run", loss_of, before_update=divide)) == []
+
+
 def once(logits, y, micro):
     return cross_entropy(logits, y) / MICROS
 
@@ -143,6 +154,10 @@ def by_all_targets(logits, y, micro):
     return cross_entropy(logits, y, reduction="sum") / sum(COUNTS)
 
 
+def divided_twice_and_multiplied(logits, y, micro):
+    return cross_entropy(logits, y) * MICROS / MICROS / MICROS
+
+
 def temperature_within(logits, y, micro):
     return cross_entropy(logits / 4, y) / MICROS
 
@@ -157,6 +172,7 @@ def temperature_within(logits, y, micro):
         means_of_samples_added_up,
         auxiliary_of_a_quarter,
         by_all_targets,
+        divided_twice_and_multiplied,
         temperature_within,
     ],
 )
