@@ -12,8 +12,9 @@ from trueline.schema.text.words import by_reason, counted, listed, uncapitalized
 
 MOST_TO_CONFIRM = 5
 """Things to confirm that a screen has: more are not read."""
-_TAIL = re.compile(r": |; |\. | \(\d|, (?:as|so|which|where|while|though|but) ")
-"""Where a claim begins to list, to count or to explain."""
+_ASIDE = re.compile(r" \([^()]*\)")
+_TAIL = re.compile(r": |; |\. |, (?:as|so|while|though|but) ")
+"""Where a claim begins to list or to explain."""
 _FEWEST_SPACES = 3
 """Between the words of a head: one of fewer says nothing, as ``The model``."""
 
@@ -72,8 +73,8 @@ def _confirm(findings: Sequence[Finding], shorten: Callable[[Finding], str]) -> 
 
 
 def _head(finding: Finding) -> str:
-    """The claim up to its tail, which stands below."""
-    claim = _short(finding)
+    """The claim up to its tail, which stands below, without what is in brackets."""
+    claim = _ASIDE.sub("", _short(finding))
     ends = (tail.start() for tail in _TAIL.finditer(claim) if claim.count(" ", 0, tail.start()) >= _FEWEST_SPACES)
     return claim[: next(ends, None)]
 
