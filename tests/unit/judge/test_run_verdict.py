@@ -80,7 +80,7 @@ def test_between_two_things_to_confirm_alone_stands_a_semicolon(claim, said):
         ("The rate was at its end at step 60, as it was made for fewer: 60.", "the rate was at its end at step 60"),
         ("Head: 12 of its 16 rows are as they began.", "head: 12 of its 16 rows are as they began"),
         ("The gradients of 2 (0.bias and 2.bias) are 0 from step 7 on.", "the gradients of 2 are 0 from step 7 on"),
-        ("Loss 22 at step 0, where chances have 1; it stays.", "loss 22 at step 0, where chances have 1"),
+        ("Loss 22 at step 0, where chances have 1: it stays.", "loss 22 at step 0, where chances have 1"),
     ],
 )
 def test_above_the_list_of_what_is_to_confirm_stand_heads(claim, head):
