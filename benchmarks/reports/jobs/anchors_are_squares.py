@@ -21,9 +21,8 @@ def anchors(fix):
         root = math.sqrt(ratio)
         width = SCALE * root
         height = SCALE / root if fix else SCALE * root
-        for row in range(SIDE // STRIDE):
-            for column in range(SIDE // STRIDE):
-                made.append(((column + 0.5) * STRIDE, (row + 0.5) * STRIDE, width, height))
+        places = [(place + 0.5) * STRIDE for place in range(SIDE // STRIDE)]
+        made += [(x, y, width, height) for y in places for x in places]
     return torch.tensor(made)
 
 

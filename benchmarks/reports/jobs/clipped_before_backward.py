@@ -58,9 +58,8 @@ def main():
             if step % 20 == 0:
                 say(f"step {step} loss {loss.item():.4f}")
             step += 1
-    say(
-        f"end: the largest norm of an update's gradient was {'above' if largest > 1.01 * args.clip else 'within'} the bound"
-    )
+    norm = "above" if largest > 1.01 * args.clip else "within"
+    say(f"end: the largest norm of an update's gradient was {norm} the bound")
 
 
 main()
