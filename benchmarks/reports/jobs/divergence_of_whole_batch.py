@@ -59,9 +59,8 @@ def main():
             if step % 16 == 0:
                 say(f"step {step} loss {loss.item():.4f} fit {fit.item():.4f}")
             step += 1
-    say(
-        f"end: the divergence was {'what it should be' if times < 2 else f'over {times // 100 * 100:.0f} times too large'}"
-    )
+    size = "what it should be" if times < 2 else f"over {times // 100 * 100:.0f} times too large"
+    say(f"end: the divergence was {size}")
 
 
 main()
