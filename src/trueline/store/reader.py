@@ -154,6 +154,11 @@ class Run(RecordedSteps, Shown):
         names = [name for name in names if name.partition(file_names.OF_GROUP)[0] == name]
         return {name: posixpath.join(self.path, file_names.MODELS_DIR, name) for name in names}
 
+    @property
+    def is_further_model(self) -> bool:
+        """Whether this is the Run of a further model of its job, below the Run of the first."""
+        return posixpath.basename(posixpath.dirname(self._root.rstrip("/"))) == file_names.MODELS_DIR
+
     @cached_property
     def groups(self) -> list[str]:
         """Paths of the Runs beside this one, of the first group of ranks, which the further groups of the same start of

@@ -47,7 +47,12 @@ def loss(run: Run) -> tuple[str, Any]:
     # Of a short training the first and the last step, of a long one means that single steps do not move.
     num = num_of_ends(len(loss_T))
     first, last = float(loss_T[:num].mean()), float(loss_T[-num:].mean())
-    values: dict[str, Any] = {"first": first, "last": last, "steps": num, "models": len(run.models)}
+    values: dict[str, Any] = {
+        "first": first,
+        "last": last,
+        "steps": num,
+        "models": len(run.models) + run.is_further_model,
+    }
     of_which = "the first and the last step" if num == 1 else f"means of the first and the last {num} steps"
     text = f"from {first:.4g} to {last:.4g} ({of_which})"
     if len(loss_T) > 1 and np.all(loss_T == loss_T[0]):

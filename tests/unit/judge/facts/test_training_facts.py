@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trueline
-from trueline.judge.facts import data, model
+from trueline.judge.facts import data, loss, model
 from trueline.judge.facts.training_facts import all_subjects, read_facts
 from trueline.schema.errors import CannotTell
 
@@ -462,3 +462,10 @@ def test_switches_that_are_on_are_told(tmp_path):
         text_of(read_facts(run), "switches")
         == "deterministic algorithms on, TF32 in matrix products, cuDNN's kernels are deterministic"
     )
+
+
+def test_a_further_model_of_a_job_knows_that_it_is_not_alone(tmp_path):
+    """What one of several models gains another may lose: that its loss rises is no mark."""
+    beside = write_healthy_run(tmp_path / "run" / "models" / "net_d", healthy_rows(1, 4))
+    alone = write_healthy_run(tmp_path / "alone", healthy_rows(1, 4))
+    assert [loss.loss(run)[1]["models"] for run in (beside, alone)] == [1, 0]

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import trueline
+from trueline.laws.influence.probe.order import _pairs
 
 LENGTH, VOCABULARY, WIDTH = CausalLM.length, CausalLM.vocab_size, 16
 
@@ -33,6 +34,13 @@ class Plain(nn.Module):
         bias = torch.where(far >= 0, -self.slope * far, -torch.inf) if self.causal else -self.slope * far.abs()
         q, k, v = self.qkv(x).chunk(3, -1)
         return self.head(x + self.out((q @ k.mT / WIDTH**0.5 + bias.to(x.dtype)).softmax(-1) @ v))
+
+
+def test_rows_that_end_in_padding_have_no_pairs():
+    """Whose embedding is 0, as that of a ``padding_idx`` is: a query of 0 attends everywhere alike."""
+    ids, embedding = torch.tensor([[5, 6, 5, 0], [5, 6, 5, 7]]), nn.Embedding(8, WIDTH, padding_idx=0)
+    assert _pairs(ids, embedding(ids)).T.tolist() == [[1, 0, 2]]
+    assert _pairs(ids[:1], embedding(ids[:1])) is None
 
 
 class Recurrent(nn.Module):

@@ -54,6 +54,14 @@ def test_targets_of_a_decoder_are_compared_with_the_tokens_that_it_reads(tmp_pat
     assert ["the input token at the same place" in finding.claim for finding in findings] == [True] * (offset == 0)
 
 
+def test_a_temperature_behind_the_slice_of_places_leaves_these_known(tmp_path):
+    def loss_of(model, rows):
+        logits = model(rows)[:, 3:-1] / 0.5
+        return functional.cross_entropy(logits.transpose(1, 2), rows[:, 4:])
+
+    assert labels_misplaced.check(train(tmp_path / "run", loss_of)) == []
+
+
 def train(folder, loss_of, *, ids=None, steps=3):
     torch.manual_seed(0)
     model = LM()

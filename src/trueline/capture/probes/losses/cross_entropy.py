@@ -30,9 +30,10 @@ SINK = "_DDPSink"
 """The operation that DDP passes all outputs of a model through, each to the one in its place."""
 
 _LEAVES = re.compile(
-    "LogSoftmax|ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|Permute|Transpose|T|Slice"
+    "LogSoftmax|ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|Permute|Transpose|T|Slice|"
+    "Mul|Div|Neg|Add|Sub|Clamp|ClampMin|ClampMax|Tanh|MaskedFill"
 )
-"""Operations that leave each position where it is among the others; of slices this is asked."""
+"""Operations that leave each position where it is among the others, as a temperature does; of slices this is asked."""
 _CHOOSES = re.compile("Index|IndexSelect|MaskedSelect|Gather|Select|Cat|Stack|Roll|Flip")
 
 _SCALINGS = ("Mul", "Div")

@@ -109,7 +109,7 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
         bits |= sum(1 << KINDS.index(kind) for kind in kinds if kind is not None)
         if operation in _CTC:
             counts += _of_ctc(node, device)
-        if operation == "Mul" and (marks := _marks(node, below, device)) is not None:
+        if operation == "Div" and (marks := _marks(node, device)) is not None:
             counts.append(marks)
         if (reach := _beyond_reach(node, operation, below, device)) is not None:
             counts.append(reach)
@@ -372,10 +372,19 @@ def _of_ctc(node: Any, device: torch.device) -> Iterator[Tensor]:
         yield _at(13, torch.full_like(num_infinite, losses.numel()), num_infinite)
 
 
-def _marks(product: Any, below: list[Any], device: torch.device) -> Tensor | None:
-    """Rows of 0 and 1 by which the logarithms of a softmax over the outputs of a layer are multiplied, and those with
-    several 1; None of another product.
+def _marks(quotient: Any, device: torch.device) -> Tensor | None:
+    """Rows of 0 and 1 that are the probabilities of classes in a cross-entropy of torch over the outputs of a layer,
+    and those with several 1; None of other quotients. A likelihood of several draws, which scripts write out, has such
+    rows on purpose: torch's divides by a number, not by a tensor.
     """
+    product = quotient
+    for operation in ("Div", "Neg", "Sum"):
+        if product is None or operation_of(product) != operation or len(product.next_functions) != 1:
+            return None
+        product = product.next_functions[0][0]
+    if quotient.name() != "DivBackward1" or product is None or operation_of(product) != "Mul":
+        return None
+    below = [edge for edge in product.next_functions if edge[0] is not None]
     if len(below) != 1 or operation_of(below[0][0]) != "LogSoftmax":
         return None
     weights = saved_tensor(product, "other" if product.next_functions[0][0] is not None else "self")

@@ -67,7 +67,7 @@ class OrderReader:
             outputs = [
                 output for output in self._outputs if output.shape[:2] == ids_BT.shape and output is not embedded_BTD
             ]
-            pairs = _pairs(ids_BT)
+            pairs = _pairs(ids_BT, embedded_BTD)
             if not outputs or pairs is None:
                 doubt = NO_PAIRS if outputs else doubt
                 continue
@@ -104,8 +104,10 @@ class OrderReader:
         return any(_POSITION_NAMES.search(name) for name in (*(name for name, _ in named_parts), *kinds))
 
 
-def _pairs(ids_BT: Tensor) -> Tensor | None:
-    """int64 [3, P]: row and two positions, of equal tokens in front of the last position; None without any."""
+def _pairs(ids_BT: Tensor, embedded_BTD: Tensor) -> Tensor | None:
+    """int64 [3, P]: row and two positions, of equal tokens in front of the last position; None without any. Of rows
+    that end in padding, whose embedding is 0, there are none: a query of 0 attends everywhere alike.
+    """
     # the last positions, as the gradient is that of the last one: it may not reach far back
     few_BT = ids_BT[:MAX_ROWS, -MAX_LENGTH:]
     end = few_BT.shape[1] - 1
@@ -113,6 +115,7 @@ def _pairs(ids_BT: Tensor) -> Tensor | None:
         return None
     # without the last position itself, whose gradient also comes from what it returns at its own place
     same_BTT = (few_BT[:, :end, None] == few_BT[:, None, :end]).triu(1)
+    same_BTT &= (embedded_BTD.detach()[: len(few_BT), -1] != 0).any(-1)[:, None, None]
     pairs = same_BTT.nonzero()
     if not len(pairs):
         return None
