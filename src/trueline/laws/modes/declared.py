@@ -8,6 +8,7 @@ LAW = Law(
     probes=("probe",),
     answers={"facts": "facts.SUBJECTS"},
     checks={
+        "draws-end": Code(),
         "evaluation-draws": Code(),
         "evaluation-mode": Code(says=("modules-in-evaluation-mode",)),
         "evaluation-state": Code(),

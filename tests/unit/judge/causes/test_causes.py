@@ -377,6 +377,7 @@ def test_every_code_has_a_cause():
         "copy-is-model",
         "data-set-changes",
         "decay-on-norms",
+        "draws-end",
         "embedding-rows",
         "evaluation-draws",
         "evaluation-state",
