@@ -1,4 +1,6 @@
-"""What was loaded into modules of this process before training, and what of it found no place there."""
+"""What was loaded into modules of this process before training, and what of it found no place there; and modules that
+were given their own state, at any time.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trueline.capture.model import patches
@@ -19,6 +22,8 @@ from trueline.tensor.memory import is_readable
 
 MOST_LOADS, MOST_NAMES = 64, 4_096
 """Loads, and names of each, that are kept."""
+MOST_TENSORS, MOST_ELEMENTS = 8, 16
+"""Tensors of a module that was given its own state, and elements of each, that are compared with those at the next."""
 
 Place = tuple[int, str]
 """The identity of a module, which lives as long as what it is a part of, and the name of a tensor in it."""
@@ -44,6 +49,20 @@ class _Load:
     num_tensors: int = 0
 
 
+@dataclass(eq=False)
+class _OwnLoad:
+    """Loads at ``line`` of the state of ``module`` into itself: how many, some of its elements at the last of them, and
+    [] whether they were others at one before.
+    """
+
+    module: weakref.ref[nn.Module]
+    key: int
+    line: str
+    num: int
+    elements: Tensor
+    has_changed: Tensor
+
+
 @dataclass(frozen=True)
 class _File:
     """Tensors of the last file that ``torch.load`` read."""
@@ -59,6 +78,9 @@ class Loads:
         self._loads: list[_Load] = []
         self._filled: set[Place] = set()
         self._file: _File | None = None
+        self._own: list[_OwnLoad] = []
+        self.num_own = 0
+        """Loads of a module's own state into it so far."""
         self._report: patches.PatchedCall | None = None
         self._awaits = False
         self.listens = False
@@ -83,6 +105,7 @@ class Loads:
             if self._report is not None:
                 self._report.remove(self._at_report)
             self.listens, self._loads, self._filled, self._file = False, [], set(), None
+            self._own, self.num_own = [], 0
 
     def beside(self, model: nn.Module) -> Iterator[dict[str, Any]]:
         """Of each load that left something out, as the column ``loads`` has it, with the name that its module has in
@@ -105,6 +128,27 @@ class Loads:
                     "nested": load.nested,
                     "file": load.file,
                 }
+
+    def own_beside(self, model: nn.Module) -> list[tuple[dict[str, Any], Tensor]]:
+        """Of each module that is no part of ``model`` and was given its own state, as the column ``self_loads`` has it,
+        and [] whether it has changed between two such loads.
+        """
+        inside = {id(module) for module in model.modules()} if self._own else set[int]()
+        alive = [
+            (load, module) for load in self._own if (module := load.module()) is not None and id(module) not in inside
+        ]
+        return [
+            (
+                {
+                    "key": load.key,
+                    "into": type(module).__name__,
+                    "line": load.line,
+                    "num": load.num,
+                },
+                load.has_changed,
+            )
+            for load, module in alive
+        ]
 
     def filled(self, model: nn.Module) -> set[str]:
         """Names of what has been loaded of ``model``."""
@@ -129,6 +173,8 @@ class Loads:
             return
         places = _places(module)
         own = set[str]() if assign or args[1:] else set(_own(places, state_dict))
+        if own and all(name in own for name, (_, tensor) in places.items() if tensor.numel()):
+            self._note_own(module, [tensor for _, tensor in places.values()])
         tensors, nested, num = _tensors_of(state_dict)
         no_place = set(unexpected)
         left = [named for named in tensors if nested or named[0] in no_place]
@@ -143,6 +189,22 @@ class Loads:
             not_filled=own.union(missing),
             load=(left, num, len(own), nested, "" if file is None else file.name),
         )
+
+    def _note_own(self, module: nn.Module, tensors: list[Tensor]) -> None:
+        """Keep that ``module`` was given its own state; without a wait for its device."""
+        elements = _few_elements(tensors)
+        if elements is None:
+            return
+        self.num_own += 1
+        line = call_sites.line_now()
+        self._own = [load for load in self._own if load.module() is not None]
+        load = next((load for load in self._own if load.module() is module and load.line == line), None)
+        if load is not None and load.elements.shape == elements.shape and load.elements.device == elements.device:
+            load.num, load.has_changed = load.num + 1, load.has_changed | (load.elements != elements).any()
+            load.elements = elements
+        elif load is None and len(self._own) < MOST_LOADS:
+            has_changed = torch.zeros((), dtype=torch.bool, device=elements.device)
+            self._own.append(_OwnLoad(weakref.ref(module), self.num_own, line, 1, elements, has_changed))
 
     def _at_transformers(self, module: ModuleType) -> None:
         if hasattr(module, "log_state_dict_report"):
@@ -210,6 +272,15 @@ def _own(places: Mapping[str, tuple[Place, Tensor]], state_dict: Mapping[Any, An
         given, memory = local(value), local(tensor)
         if is_readable(given) and is_readable(memory) and given.data_ptr() == memory.data_ptr():
             yield name
+
+
+def _few_elements(tensors: list[Tensor]) -> Tensor | None:
+    """Some elements of some of the ``tensors``, of those that may be trained if there are any; None of no numbers."""
+    numbers = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    chosen = [local(tensor).detach() for tensor in numbers if tensor.requires_grad] or [local(x) for x in numbers]
+    chosen = [x for x in chosen if x.numel() and x.device == chosen[0].device]
+    few = chosen[:: -(-len(chosen) // MOST_TENSORS)] + chosen[-1:] if chosen else []
+    return torch.cat([x.flatten()[:MOST_ELEMENTS].float() for x in few]) if few else None
 
 
 def _tensors_of(mapping: Mapping[Any, Any]) -> tuple[list[Named], str, int]:

@@ -45,6 +45,19 @@ COLUMNS: tuple[Column, ...] = (
         "something out, on both sides, which no later load brought.",
     ),
     Column(
+        "self_loads",
+        "string",
+        "",
+        "Of the first sampled step, and of those before which there were more, where loads were looked at, JSON of "
+        "`OwnLoad`: modules, no parts of the model, whose `load_state_dict` was given their own state so far.",
+    ),
+    Column(
+        "self_loads_changed",
+        "list<float64>",
+        "",
+        "Of each of these 1 where elements that were looked at changed between two such loads; else 0.",
+    ),
+    Column(
         "embeddings",
         "string",
         "",
@@ -183,6 +196,23 @@ class Load:
     missing: tuple[Named, ...]
     nested: str
     file: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLoad:
+    """``num`` loads at a ``line`` of the script of the state of a module of class ``into`` into itself, by the time of
+    the row; ``key`` stays the same from row to row.
+    """
+
+    key: int
+    into: str
+    line: str
+    num: int
+
+
+def self_loads_from(text: str) -> tuple[OwnLoad, ...]:
+    """Of one row of the column."""
+    return tuple(OwnLoad(**load) for load in json.loads(text))
 
 
 def loads_from(text: str) -> tuple[Load, ...]:

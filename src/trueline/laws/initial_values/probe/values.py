@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trueline.capture.model.layout import Layout, clean_name, local, named_parameters
+from trueline.capture.probes.around_update.sampling import Waiting
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.loads import loads
 from trueline.capture.probes.parts import ProbeParts
@@ -28,7 +29,7 @@ from trueline.laws.initial_values.probe.embeddings import EmbeddingRows
 
 class InitialValueProbe:
     """The columns ``initial_values``, ``frozen_params`` and ``frozen_values``, and those of ``EmbeddingRows``, once:
-    just before the update of the first step that is watched.
+    just before the update of the first step that is watched. And ``self_loads`` of steps before which there were more.
     """
 
     name = "initial values"
@@ -37,14 +38,29 @@ class InitialValueProbe:
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._rows = model, EmbeddingRows(model)
+        self._num_own = 0
+        self._own_loads = Waiting[str]()
 
     def begin(self, step: Step) -> bool:
-        return step.watched and step.age == 0
+        return (step.watched and step.age == 0) or (step.sampled and loads.num_own != self._num_own)
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         if moment == "batch":
-            self._rows.see(step)
+            if step.age == 0:
+                self._rows.see(step)
             return {}
+        own_loads = self._take_own_loads(step) if loads.listens else {}
+        return own_loads if step.age else own_loads | self._take_once(step)
+
+    def _take_own_loads(self, step: Step) -> dict[str, Any]:
+        """Float32 [loads] ``self_loads_changed``; their text waits."""
+        self._num_own = loads.num_own
+        own_loads = loads.own_beside(self._model)
+        self._own_loads.add(step.number, json.dumps([load for load, _ in own_loads]))
+        changed = [has_changed.to(step.layout.device, torch.float32) for _, has_changed in own_loads]
+        return {"self_loads_changed": torch.stack(changed) if changed else torch.zeros(0)}
+
+    def _take_once(self, step: Step) -> dict[str, Any]:
         columns: dict[str, Any] = {"initial_values": initial_values(step.layout)} | self._rows.take(step)
         columns |= _declared_ties(self._model)
         if loads.listens:
@@ -57,8 +73,10 @@ class InitialValueProbe:
         return columns
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("initial_values", "frozen_values", "embedding_values")
-        return {name: host[name].flatten().tolist() for name in names if name in host}
+        names = ("initial_values", "frozen_values", "embedding_values", "self_loads_changed")
+        columns: dict[str, Any] = {name: host[name].flatten().tolist() for name in names if name in host}
+        text = self._own_loads.take(step.number)
+        return columns if text is None else columns | {"self_loads": text}
 
 
 def _frozen(model: nn.Module, layout: Layout) -> dict[str, Any]:
