@@ -54,6 +54,19 @@ COLUMNS: tuple[Column, ...] = (
         "Of each of these: rows that were read so far, those of them whose gradient was always 0, by what the update "
         "multiplied some of these, and how far they are from that, beside their length.",
     ),
+    Column(
+        "row_facts",
+        "string",
+        "",
+        "At a few early steps, JSON of names and numbers of rows of weights that `unused_rows` is of.",
+    ),
+    Column(
+        "unused_rows",
+        "list<float64>",
+        "",
+        "Of each of these: rows with a gradient at this step, rows that had none at any step that was looked at so "
+        "far, how many runs these make, and the sum of the rows at which these begin.",
+    ),
 )
 
 MAX_NAMES = 64
@@ -89,6 +102,37 @@ def masked_rows(text: str, numbers: Sequence[float]) -> tuple[MaskedRows, ...]:
         for (name, num, decay, rate), (read, masked, factor, residual) in zip(
             json.loads(text), zip(*(iter(numbers),) * 4, strict=True), strict=False
         )
+    )
+
+
+MIN_ROWS = 8
+"""Rows of a part of a layer: of fewer, units that are dead by chance may look like a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedRows:
+    """A weight of ``num`` rows, of which ``reached`` have a gradient now. ``never`` had none so far; they make ``runs``
+    runs, the first at row ``begin`` where that is one.
+    """
+
+    name: str
+    num: int
+    reached: int
+    never: int
+    runs: int
+    begin: int
+
+
+def rows_text(weights: Sequence[tuple[str, int]]) -> str:
+    """The string of the column ``row_facts``, from names and numbers of rows."""
+    return json.dumps(weights)
+
+
+def unused_rows(text: str, numbers: Sequence[float]) -> tuple[UnusedRows, ...]:
+    """Of one row of both columns."""
+    return tuple(
+        UnusedRows(str(name), int(num), *map(int, four))
+        for (name, num), four in zip(json.loads(text), zip(*(iter(numbers),) * 4, strict=True), strict=True)
     )
 
 

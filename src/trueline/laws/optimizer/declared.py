@@ -12,6 +12,7 @@ LAW = Law(
         "probe.kept_gradients",
         "probe.holdings",
         "probe.masked_rows",
+        "probe.unused_rows",
     ),
     checks={
         "decay-on-norms": Code(),
@@ -36,6 +37,7 @@ LAW = Law(
         ),
         "param-moves-without-gradient": Code(),
         "param-stops": Code(explains=("optimizer-state-stale", "*jump"), root="update"),
+        "rows-unused": Code(),
         "updated-twice": Code(root="update"),
         "update-lost": Code(root="update", says=("weights-in-16-bits", "states-in-16-bits")),
         "update-magnitude": Code(explains=("update-lost", "replica-drift", "*unlike-worker", "*jump"), root="update"),

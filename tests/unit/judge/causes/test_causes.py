@@ -391,6 +391,7 @@ def test_every_code_has_a_cause():
         "loss-skipped",
         "one-for-all-samples",
         "restart-rate",
+        "rows-unused",
         "rows-lost",
         "rows-untrained",
         "rate-of-first-group",
