@@ -27,6 +27,10 @@ had gone on: a checkpoint of everything may be loaded while training goes on. El
 optimizers of the same settings are made again and again, and an information where one is made anew once, as for a
 second stage. A job that is started again is left alone.
 
+Of an optimizer with a rule of its own the count alone is known. It is to be confirmed where that is 0, or 1, after
+eight sampled updates or more that changed parameters, of all of its parameters that have one, and no number of its
+groups counts them instead.
+
 What it may miss
 ----------------
 As in `update-magnitude`; and a state that was wrong before the first update that is sampled, as from a bad checkpoint:
@@ -35,6 +39,8 @@ what follows from it is right.
 Example
 -------
 exp_avg of blocks.0.mlp.weight on rank 0 at steps 30-49 did not change, although its rule changes it.
+The count of steps in the state of SkipStepAdamW stays at 0 from step 0 to 75: bias correction by it is that of the
+first update each time, and makes later ones 2.24 times as large.
 
 Wrong and right
 ---------------
@@ -62,6 +68,8 @@ from trueline.judge.series.update_rules import PARAM, TOLERANCE
 from trueline.laws.optimizer.evidence import AffectedSlices, sampled_steps
 from trueline.laws.optimizer.judgement import JudgedUpdate, judged_updates
 from trueline.laws.optimizer.lost_states import LostState, lost_states
+from trueline.laws.optimizer.staying_counts import StayingCount, staying_counts
+from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import listed, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
@@ -83,7 +91,14 @@ def check(run: Run) -> list[Finding]:
     """Findings of states and of counts that do not follow from what was before; raises ``CannotTell`` where no update
     could be predicted.
     """
-    updates = judged_updates(run)
+    staying = [_staying_finding(count) for count in staying_counts(run)]
+    try:
+        updates = judged_updates(run)
+    except CannotTell:
+        # The count is told whatever the rule of the optimizer is.
+        if not staying:
+            raise
+        return staying
     wrong = [update for update in updates if _wrong_states(update)]
     miscounted = [update for update in updates if not update.counts_right]
     states = lost_states(run)
@@ -91,6 +106,7 @@ def check(run: Run) -> list[Finding]:
         *([_states_finding(wrong, updates)] if wrong else []),
         *([_counts_finding(miscounted, updates)] if miscounted else []),
         *([_lost_finding(states, sampled_steps(updates))] if states else []),
+        *staying,
     ]
 
 
@@ -153,6 +169,26 @@ def _counts_finding(wrong: Sequence[JudgedUpdate], updates: Sequence[JudgedUpdat
         unit="updates counted",
         slot="step",
         next=_NEXT,
+    )
+
+
+def _staying_finding(staying: StayingCount) -> Finding:
+    affected = AffectedSlices(staying.slices)
+    last = max(sample.step for sample in staying.slices)
+    effect = "bias correction by it is that of the first update each time"
+    if staying.factor is not None:
+        effect += f", and makes later ones {staying.factor:.3g} times as large"
+    return affected.finding(
+        code=CODE,
+        severity="confirm",
+        claim=f"The count of steps in the state of {affected.optimizer} stays at {staying.count:g} from step "
+        f"{affected.step_first} to {last}: {effect}.",
+        measured=staying.count,
+        expected=float(len({sample.step for sample in staying.slices})),
+        unit="updates counted (at least)",
+        slot="step",
+        evidence={"kind": "count-stays"},
+        next=("Write the count back after each update: state['step'] += 1, and not step = state['step'] + 1 alone.",),
     )
 
 

@@ -35,6 +35,9 @@ NUM_COPIES = 8
 _SCALAR_STATES = ("step", "mu_product", "param_norm")
 """Of a parameter, what is one number for all of its elements."""
 
+_COUNTS = ("step", "steps", "t", "num_steps", "step_count")
+"""Names that the count of updates has in the states of optimizers with rules of their own."""
+
 PREDICTED_CLASSES = ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Adamax", "NAdam")
 """Classes of ``torch.optim`` whose updates ``judge.updates.laws`` predicts; a subclass in front of its base."""
 
@@ -387,8 +390,11 @@ class UpdateSample:
     def _states(self, param_slice: ParamSlice) -> list[tuple[str, Any]]:
         if self._law in BOUNDED.values():
             return [("param_norm", param_slice.param.detach().float().norm())] if _is_whole(param_slice.param) else []
-        state = self._optimizer.state.get(param_slice.param) if self._law else None
-        return list(state.items()) if isinstance(state, dict) else []
+        of_params = getattr(self._optimizer, "state", None)
+        state = of_params.get(param_slice.param) if isinstance(of_params, Mapping) else None
+        if not isinstance(state, dict):
+            return []
+        return list(state.items()) if self._law else _count(state)
 
     def _settings(self, group: int) -> dict[str, Any]:
         group_settings = self._optimizer.param_groups[group]
@@ -405,6 +411,13 @@ class UpdateSample:
             for name, value in group_settings.items():
                 if isinstance(value, Tensor) and value.device.type != "cpu":
                     yield f"{group}.{name}", value
+
+
+def _count(state: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The count of updates in the state of one parameter, by the name that torch has for it."""
+    count = next((state[name] for name in _COUNTS if name in state), None)
+    is_number = type(count) in (int, float) or (type(count) is Tensor and count.numel() == 1)
+    return [("step", count)] if is_number else []
 
 
 def _plain_numbers(states: Sequence[tuple[str, Any]], when: str) -> dict[str, float]:
