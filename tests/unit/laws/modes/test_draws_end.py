@@ -3,12 +3,14 @@
 import pytest
 import torch
 from tests.unit.asked import asked
+from tests.unit.healthy_run import healthy_rows, write_run
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import trueline
 from trueline.laws.modes import draws_end
+from trueline.schema.columns.evaluations import UntrainedPass, evaluations_text
 
 STEPS, EVERY = 40, 10
 
@@ -132,3 +134,36 @@ def test_without_an_evaluation_it_cannot_be_told(tmp_path):
     assert said(tmp_path / "run", model_of(nn.Dropout(0.1)), at=never) == [
         "no forward pass in evaluation mode was seen"
     ]
+
+
+def run_of(path, *, host, device, num_micro=1, evaluated=20, steps=40):
+    """Two ranks whose steps draw from these generators, by step."""
+    rows = healthy_rows(2, steps)
+    for (step, rank), row in rows.items():
+        drawn = [(step + 1) * host(step), (step + 1) * device(step), 0, 0]
+        row |= {"rng_drawn": drawn, "eval_modules": 0, "evaluates": 0, "num_micro": num_micro}
+        if step == evaluated and rank == 0:
+            row |= {"evaluations": evaluations_text([UntrainedPass(step, training=False)])}
+    write_run(path, rows)
+    return path
+
+
+def until(last):
+    return lambda step: step < last
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks"),
+    [
+        ({"host": until(0), "device": until(20)}, (0,)),
+        ({"host": until(99), "device": until(20), "num_micro": 4}, (0,)),
+        ({"host": until(20), "device": until(99)}, None),  # dropout goes on
+        ({"host": until(20), "device": until(0), "num_micro": 4}, None),  # loaders draw between micro-batches
+        ({"host": until(20), "device": until(0)}, (0,)),
+        ({"host": until(0), "device": until(7), "evaluated": 7}, None),  # too few to know
+        ({"host": until(0), "device": until(33), "evaluated": 33}, None),
+    ],
+)
+def test_draws_of_the_device_count_before_those_of_the_host(tmp_path, settings, ranks):
+    findings, why = asked(run_of(tmp_path / "run", **settings), draws_end.CODE)
+    assert ([finding.ranks for finding in findings], why) == ([] if ranks is None else [ranks], [])
