@@ -99,6 +99,7 @@ def check(run: Run) -> list[Finding]:
     # Without either nobody looked at gradients: that there is none says nothing, but weights that stay say enough.
     if not (ranks_of or run.has("grad_norm") or run.has("passes_begun")):
         raise CannotTell("no gradient and no backward pass was looked at")
+    # Where no backward pass came, the order of calls is not the question.
     advice = _ADVICE[run.has("passes_begun")]
     return [_finding(ranks, steps, _optimizer(facts[steps[-1], ranks[0]]), advice) for steps, ranks in ranks_of.items()]
 

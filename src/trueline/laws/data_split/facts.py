@@ -19,6 +19,7 @@ def evaluations(run: Run) -> tuple[str, Any] | None:
     try:
         sources = [source for source in evaluated_of(run) if not source.is_mixed]
     except CannotTell as error:
+        # A job that evaluates nothing has no such line, and no line that it is unknown.
         if error.reason == "by-design":
             return None
         raise

@@ -109,15 +109,16 @@ def _finding(run: Run, name: str, by_rank: Mapping[int, tuple[Mapping[str, Any],
     field = f" of `{name}`" if name else ""
     where = "" if len(run.ranks) == 1 else f" on {ranks_text(ranks, all_ranks=run.ranks)}"
     if change["kind"] == "longer":
-        what = f"{counted(int(change['by']), 'element')} longer than before"
+        change_text = f"{counted(int(change['by']), 'element')} longer than before"
     else:
-        what = f"{change['factor']:.3g} times what they were"
-        what += f", {change['offset']:+.3g}" if abs(change["offset"]) > 1e-6 * abs(change["factor"]) else ""
+        change_text = f"{change['factor']:.3g} times what they were"
+        # rows are on a line to 1e-5, so that less than a tenth of a thousandth of the factor is rounding
+        change_text += f", {change['offset']:+.3g}" if abs(change["offset"]) > 1e-4 * abs(change["factor"]) else ""
     return Finding(
         code=CODE,
         severity="confirm",
         claim=f"Reading changes the data set{where}: {change['changed']} of "
-        f"{counted(int(change['rows']), 'row')}{field} that were looked at are {what}, "
+        f"{counted(int(change['rows']), 'row')}{field} that were looked at are {change_text}, "
         f"in each of {counted(times, 'epoch')}.",
         ranks=ranks,
         step_first=step,

@@ -174,6 +174,7 @@ def _position_finding(counted: dict[StepRank, RowInfluence]) -> Finding:
         "that the position of a token depends on the longest row of its batch."
     )
     hints = ("Pad on the right, or pass position_ids: attention_mask.cumsum(1).sub(1).clamp(min=0).",)
+    # The claim is of the first look, the measure of the worst.
     places = max(influence.counted for influence in counted.values())
     return leak_finding(CODE, "confirm", claim, counted, places, unit="places", advice=hints, kind="positions")
 

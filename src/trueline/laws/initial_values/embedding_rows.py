@@ -104,23 +104,25 @@ def check(run: Run) -> list[Finding]:
 
 
 def _findings(run: Run, rank: int, embedding: Embedding, row: _Floats) -> list[Finding]:
-    others, padding = RowValues(*row[: NUM_ROW_FIELDS - 1].tolist()), float(row[NUM_ROW_FIELDS - 1])
+    usual_rows, padding = RowValues(*row[: NUM_ROW_FIELDS - 1].tolist()), float(row[NUM_ROW_FIELDS - 1])
     last = row[NUM_ROW_FIELDS:].reshape(-1, 3)
     findings: list[Finding] = []
-    if embedding.padding >= 0 and _is_drawn_padding(embedding, others, padding):
-        findings.append(_padding_finding(run, rank, embedding, others, padding))
-    rows = _new_rows(embedding, others, last) if len(last) else ()
+    if embedding.padding >= 0 and _is_drawn_padding(embedding, usual_rows, padding):
+        findings.append(_padding_finding(run, rank, embedding, usual_rows, padding))
+    rows = _new_rows(embedding, usual_rows, last) if len(last) else ()
     if rows:
         findings.append(_new_finding(run, rank, embedding, rows))
     return findings
 
 
-def _is_drawn_padding(embedding: Embedding, others: RowValues, padding: float) -> bool:
+def _is_drawn_padding(embedding: Embedding, usual_rows: RowValues, padding: float) -> bool:
     is_large = embedding.rows - embedding.last > FEWEST_ROWS and embedding.width >= FEWEST_COLUMNS
     # Within the range of others, and half of it more: they may be few.
-    margin = (others.largest - others.smallest) / 2
-    is_among = others.smallest - margin <= padding <= others.largest + margin
-    return is_large and padding > 0 and is_among and others.spread <= ALIKE * _drawn_spread(embedding, others.mean)
+    margin = (usual_rows.largest - usual_rows.smallest) / 2
+    is_among = usual_rows.smallest - margin <= padding <= usual_rows.largest + margin
+    return (
+        is_large and padding > 0 and is_among and usual_rows.spread <= ALIKE * _drawn_spread(embedding, usual_rows.mean)
+    )
 
 
 def _drawn_spread(embedding: Embedding, mean: float) -> float:
@@ -128,14 +130,14 @@ def _drawn_spread(embedding: Embedding, mean: float) -> float:
     return mean / math.sqrt(2 * embedding.width)
 
 
-def _new_rows(embedding: Embedding, others: RowValues, last_R3: _Floats) -> Sequence[int]:
+def _new_rows(embedding: Embedding, usual_rows: RowValues, last_R3: _Floats) -> Sequence[int]:
     """Rows of the end that are new, if the batch reads any of them."""
     norms_R, distances_R, reads_R = last_R3.T
     first = embedding.rows - len(last_R3)
     if embedding.declared > 0:
         num = min(embedding.rows - embedding.declared, len(last_R3))
     else:
-        num = max(_at_the_end(distances_R <= NEAR_MEAN * others.distance), _unlike(embedding, others, norms_R))
+        num = max(_at_the_end(distances_R <= NEAR_MEAN * usual_rows.distance), _unlike(embedding, usual_rows, norms_R))
     rows = range(first + len(last_R3) - num, embedding.rows)
     return rows if num and bool(reads_R[len(last_R3) - num :].any()) else ()
 
@@ -146,11 +148,11 @@ def _at_the_end(flags_R: NDArray[np.bool_]) -> int:
     return len(flags_R) - (int(false[-1]) + 1 if len(false) else 0)
 
 
-def _unlike(embedding: Embedding, others: RowValues, norms_R: _Floats) -> int:
+def _unlike(embedding: Embedding, usual_rows: RowValues, norms_R: _Floats) -> int:
     """How many of the last rows look drawn, with norms that no other row has."""
     if embedding.rows - len(norms_R) < FEWEST_OTHERS or embedding.width < FEWEST_COLUMNS:
         return 0
-    num = max(_at_the_end(norms_R < others.smallest), _at_the_end(norms_R > others.largest))
+    num = max(_at_the_end(norms_R < usual_rows.smallest), _at_the_end(norms_R > usual_rows.largest))
     new_R = norms_R[len(norms_R) - num :]
     # all that was looked at: the end of the others is not known
     if not 2 <= num < len(norms_R) or not new_R.mean() > 0:
@@ -158,13 +160,13 @@ def _unlike(embedding: Embedding, others: RowValues, norms_R: _Floats) -> int:
     return num if new_R.std() <= ALIKE * _drawn_spread(embedding, float(new_R.mean())) else 0
 
 
-def _padding_finding(run: Run, rank: int, embedding: Embedding, others: RowValues, padding: float) -> Finding:
+def _padding_finding(run: Run, rank: int, embedding: Embedding, usual_rows: RowValues, padding: float) -> Finding:
     module = embedding.name.removesuffix(".weight")
     return Finding(
         code=CODE,
         severity="confirm",
         claim=f"Row {embedding.padding} of {module}, its padding_idx, is not zero but drawn like the other rows (norm "
-        f"{padding:.3g}, theirs {others.smallest:.3g} to {others.largest:.3g}), and no gradient reaches it "
+        f"{padding:.3g}, theirs {usual_rows.smallest:.3g} to {usual_rows.largest:.3g}), and no gradient reaches it "
         f"({ranks_text([rank], all_ranks=run.ranks)}).",
         ranks=(rank,),
         step_first=0,

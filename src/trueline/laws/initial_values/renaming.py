@@ -49,17 +49,17 @@ class _Rule:
 
 def _rules(name: str, shapes: Mapping[str, tuple[int, ...] | None]) -> Iterator[_Rule]:
     parts = name.split(".")
-    for other in shapes:
-        others = other.split(".")
-        if parts[-1] != others[-1] or parts == others:
+    for model_name in shapes:
+        model_parts = model_name.split(".")
+        if parts[-1] != model_parts[-1] or parts == model_parts:
             continue
         num = 0
-        while num < min(len(parts), len(others)) and parts[-1 - num] == others[-1 - num]:
+        while num < min(len(parts), len(model_parts)) and parts[-1 - num] == model_parts[-1 - num]:
             num += 1
-        yield _Rule("".join(f"{part}." for part in parts[:-num]), "".join(f"{part}." for part in others[:-num]))
-        longer, shorter = (parts, others) if len(parts) > len(others) else (others, parts)
+        yield _Rule("".join(f"{part}." for part in parts[:-num]), "".join(f"{part}." for part in model_parts[:-num]))
+        longer, shorter = (parts, model_parts) if len(parts) > len(model_parts) else (model_parts, parts)
         for part in dict.fromkeys(longer):
-            if [kept for kept in longer if kept != part] == shorter:
+            if [word for word in longer if word != part] == shorter:
                 yield _Rule(part, "", inside=True) if longer is parts else _Rule("", part, inside=True)
 
 
@@ -69,15 +69,15 @@ def _applied(rule: _Rule, unexpected: Sequence[Named], shapes: Mapping[str, tupl
     num_matrices = num_under = 0
     for name, shape in unexpected:
         num_under += bool(rule.old) and not rule.inside and name.startswith(rule.old)
-        other = renamed(name)
-        if other is not None and other in shapes and (shape is None or shape == shapes[other]):
-            pairs.append((name, other))
-            num_matrices += len(shapes[other] or ()) > 1
+        model_name = renamed(name)
+        if model_name is not None and model_name in shapes and (shape is None or shape == shapes[model_name]):
+            pairs.append((name, model_name))
+            num_matrices += len(shapes[model_name] or ()) > 1
     if not pairs:
         return None
     # One prefix for another: parts of two models may be alike by chance, as pooler.dense and transform.dense of BERT.
     if rule.old and rule.new:
-        num_of_model = sum(other.startswith(rule.new) for other in shapes)
+        num_of_model = sum(model_name.startswith(rule.new) for model_name in shapes)
         if num_matrices < FEWEST_MATRICES or not len(pairs) == num_under == num_of_model:
             return None
     return Renaming(_words(rule), tuple(pairs), num_matrices)
@@ -88,12 +88,12 @@ def _function(rule: _Rule, shapes: Mapping[str, tuple[int, ...] | None]) -> Call
         return lambda name: rule.new + name[len(rule.old) :] if name.startswith(rule.old) else None
     if rule.old:
         return lambda name: _without(name, rule.old)
-    by_short = {_without(other, rule.new): other for other in shapes}
+    by_short = {_without(model_name, rule.new): model_name for model_name in shapes}
     return by_short.get
 
 
 def _without(name: str, part: str) -> str:
-    return ".".join(kept for kept in name.split(".") if kept != part)
+    return ".".join(word for word in name.split(".") if word != part)
 
 
 def _words(rule: _Rule) -> str:

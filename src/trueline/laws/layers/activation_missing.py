@@ -112,6 +112,7 @@ def _finding(run: Run, step: int, ranks: tuple[int, ...], chains: Sequence[Seque
     between = listed(list(dict.fromkeys(word for pair in chain for word in pair.between)))
     nothing = f"nothing but {between} is between them" if between else "nothing is between them"
     claim = f"{listed(names)} are one linear map of [{first.taken or first.inputs} → {last.outputs}]: {nothing}"
+    # a line names a few, the evidence all
     others = [listed(_names(other)) for other in chains[1 : 1 + MAX_NAMED]]
     left = len(chains) - 1 - len(others)
     if others:
@@ -126,11 +127,11 @@ def _finding(run: Run, step: int, ranks: tuple[int, ...], chains: Sequence[Seque
         step_first=step,
         step_last=step,
         sites=sites_of(step, ranks[:2], phase="forward", names=names[:MAX_SITES]),
-        measured=float(sum(len(one) for one in chains)),
+        measured=float(sum(len(chain) for chain in chains)),
         expected=0.0,
         unit="layers with nothing but linear maps in front of them",
         false_alarm_rate=0.0,
-        evidence={"kind": "linear", "names": [name for one in chains for name in _names(one)][:100]},
+        evidence={"kind": "linear", "names": [name for chain in chains for name in _names(chain)][:100]},
         next=(
             f"Put an activation (nn.ReLU(), nn.GELU()) between {names[0]} and {names[1]}; if they are meant to be one "
             f"map, {_instead(chain)}.",
@@ -143,5 +144,6 @@ def _instead(chain: Sequence[TwoLayers]) -> str:
     if any(kernel for pair in chain for kernel in pair.kernels):
         return "one layer does the same with fewer weights"
     weights = first.weights + sum(pair.width * pair.outputs for pair in chain[1:])
-    one = first.inputs * last.outputs
-    return f"one layer of [{first.inputs} → {last.outputs}] does the same with {one:,} weights in place of {weights:,}"
+    num_weights = first.inputs * last.outputs
+    instead = f"with {num_weights:,} weights in place of {weights:,}"
+    return f"one layer of [{first.inputs} → {last.outputs}] does the same {instead}"

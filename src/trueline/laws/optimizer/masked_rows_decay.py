@@ -75,15 +75,15 @@ def check(run: Run) -> list[Finding]:
     steps_of: defaultdict[str, dict[int, MaskedRows]] = defaultdict(dict)
     for key, text in sorted(run.texts("masked_facts").items()):
         if key in values:
-            for seen in masked_rows(text, values[key].tolist()):
-                steps_of[seen.name][key[0]] = seen
+            for look in masked_rows(text, values[key].tolist()):
+                steps_of[look.name][key[0]] = look
     if not steps_of:
         raise CannotTell("no embedding was seen that is trained with weight decay", reason="by-design")
     return [finding for by_step in steps_of.values() if (finding := _finding(run, by_step)) is not None]
 
 
 def _finding(run: Run, by_step: dict[int, MaskedRows]) -> Finding | None:
-    shrinking = [step for step, seen in by_step.items() if _shrinks(seen)]
+    shrinking = [step for step, look in by_step.items() if _shrinks(look)]
     last = by_step[max(by_step)]
     if len(shrinking) < MIN_STEPS or last.masked < max(MIN_ROWS, SHARE * last.read):
         return None
@@ -109,5 +109,5 @@ def _finding(run: Run, by_step: dict[int, MaskedRows]) -> Finding | None:
     )
 
 
-def _shrinks(seen: MaskedRows) -> bool:
-    return seen.masked > 0 and seen.residual <= ROUNDING and seen.factor < 1 - 2 * ROUNDING
+def _shrinks(look: MaskedRows) -> bool:
+    return look.masked > 0 and look.residual <= ROUNDING and look.factor < 1 - 2 * ROUNDING

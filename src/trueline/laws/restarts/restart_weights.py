@@ -86,18 +86,18 @@ def _finding(starts: Sequence[TakenOver]) -> Finding:
     anew = all(start.begins_anew for start in starts)
     verb = "is" if len(names) == 1 else "are"
     state = "as the job first began with, and not as" if anew else "not as"
-    left = f"the start before had left {'it' if len(names) == 1 else 'them'} at step {first.step - 1}"
+    contrast = f"the start before had left {'it' if len(names) == 1 else 'them'} at step {first.step - 1}"
     if first.repeats or first.is_killed:
         # steps that are repeated are of the same number; a job that was killed went on for a while
-        left = f"the start before had {'it' if len(names) == 1 else 'them'}"
-        left += f" at step {first.at}" if first.repeats else " when it was killed"
+        contrast = f"the start before had {'it' if len(names) == 1 else 'them'}"
+        contrast += f" at step {first.at}" if first.repeats else " when it was killed"
     if not anew and first.like_step is not None:
         state = f"as before step {first.like_step}, and not as"
     return Finding(
         code=CODE,
         severity="warning" if anew else "confirm",
         claim=f"The job was started again at step {first.step}, and {subject} on {ranks_text(ranks)} {verb} {state} "
-        f"{left}.",
+        f"{contrast}.",
         ranks=ranks,
         step_first=first.step,
         step_last=first.step,

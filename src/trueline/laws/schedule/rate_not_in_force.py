@@ -87,55 +87,66 @@ def check(run: Run) -> list[Finding]:
     begin = max(run.restarts, default=int(run.steps[0]) if len(run.steps) else 0)
     rank = data_parallel_ranks(run)[:1]
     rows = {step: row for (step, _), row in run.lists("lr", ranks=rank).items() if len(row)}
-    since = {step: row for step, row in rows.items() if step >= begin}
-    in_force = _in_force(run, since, rank)
+    rates_by_step = {step: row for step, row in rows.items() if step >= begin}
+    in_force = _in_force(run, rates_by_step, rank)
     if not in_force:
         raise CannotTell("rates change without a schedule of torch, or no update was sampled")
     # Some schedules begin below the rate that they are made for, and come to it.
-    reached = [*(float(there) for row in since.values() for there in row), *_settings(run, since, rank, "max_lr")]
+    reached = [
+        *(float(in_use) for row in rates_by_step.values() for in_use in row),
+        *_settings(run, rates_by_step, rank, "max_lr"),
+    ]
     follows = any(
-        math.isclose(there, rate * factor, rel_tol=_NEAR) for there in in_force for factor in scale_factors(run)
+        math.isclose(in_use, rate * factor, rel_tol=_NEAR) for in_use in in_force for factor in scale_factors(run)
     )
-    if follows or any(math.isclose(there, rate, rel_tol=_NEAR) for there in reached):
+    if follows or any(math.isclose(in_use, rate, rel_tol=_NEAR) for in_use in reached):
         return []
-    return [_finding(run, name, in_force, since, [row for step, row in rows.items() if step < begin])]
+    return [_finding(run, name, in_force, rates_by_step, [row for step, row in rows.items() if step < begin])]
 
 
-def _in_force(run: Run, since: Mapping[int, np.ndarray], ranks: Sequence[int]) -> list[float]:
+def _in_force(run: Run, rates_by_step: Mapping[int, np.ndarray], ranks: Sequence[int]) -> list[float]:
     """Rates that schedules of the groups begin from, and those of groups without one that stay the same."""
-    rates = scheduled = _settings(run, since, ranks, "initial_lr")
-    has_facts = any(step in since and rank in ranks for step, rank in run.texts("update_facts"))
-    widths = {len(row) for row in since.values()}
+    rates = scheduled = _settings(run, rates_by_step, ranks, "initial_lr")
+    has_facts = any(step in rates_by_step and rank in ranks for step, rank in run.texts("update_facts"))
+    widths = {len(row) for row in rates_by_step.values()}
     # Optimizers that take turns have rates of their own in one column: each that comes back is in force.
     if has_facts and not scheduled and len(widths) == 1:
-        rows = np.stack(list(since.values()))
+        rows = np.stack(list(rates_by_step.values()))
         rates = [float(column[0]) for column in rows.T if np.all(column == column[0])]
     return list(dict.fromkeys(rates))
 
 
-def _settings(run: Run, since: Mapping[int, np.ndarray], ranks: Sequence[int], name: str) -> list[float]:
+def _settings(run: Run, rates_by_step: Mapping[int, np.ndarray], ranks: Sequence[int], name: str) -> list[float]:
     """Numbers that groups of the optimizer have by ``name`` at updates that were sampled."""
     values: list[float] = []
     for (step, rank), text in run.texts("update_facts").items():
-        if step in since and rank in ranks:
+        if step in rates_by_step and rank in ranks:
             groups: Mapping[str, Mapping[str, Any]] = json.loads(text)["groups"]
             values += [float(group[name]) for group in groups.values() if isinstance(group.get(name), (int, float))]
     return values
 
 
 def _finding(
-    run: Run, name: str, in_force: Sequence[float], since: Mapping[int, np.ndarray], before: Sequence[np.ndarray]
+    run: Run,
+    name: str,
+    in_force: Sequence[float],
+    rates_by_step: Mapping[int, np.ndarray],
+    before: Sequence[np.ndarray],
 ) -> Finding:
     start = run.manifest.attempts[-1] if run.manifest.attempts else None
     held_states = not before and bool(start and start.updates)
-    first, last = next(iter(since)), list(since)[-1]
+    first, last = next(iter(rates_by_step)), list(rates_by_step)[-1]
     last_before = float(before[-1][0]) if before else math.nan
     is_old = any(math.isclose(rate, last_before, rel_tol=_NEAR) for rate in in_force)
     rates = named_some([f"{rate:.4g}" for rate in in_force])
     begins = (
-        "have the learning rate" if all(np.all(row == row[0]) for row in _columns(since)) else "follow a schedule from"
+        "have the learning rate"
+        if all(np.all(row == row[0]) for row in _columns(rates_by_step))
+        else "follow a schedule from"
     )
-    claim = f"The command has {name}, and all {counted(len(since), 'update')} since step {first} {begins} {rates}"
+    claim = (
+        f"The command has {name}, and all {counted(len(rates_by_step), 'update')} since step {first} {begins} {rates}"
+    )
     claim += ", as the start before had." if is_old else "."
     claim += " The optimizer held states when they began." if held_states else ""
     severity: Severity = "warning" if is_old else "confirm"
@@ -160,7 +171,7 @@ def _finding(
     )
 
 
-def _columns(since: Mapping[int, np.ndarray]) -> list[np.ndarray]:
+def _columns(rates_by_step: Mapping[int, np.ndarray]) -> list[np.ndarray]:
     """[T] of each parameter group, where all updates have as many."""
-    rows = list(since.values())
+    rows = list(rates_by_step.values())
     return list(np.stack(rows).T) if len({len(row) for row in rows}) == 1 else []

@@ -104,7 +104,7 @@ def _rates_made(run: Run) -> list[float]:
     rows = run.lists("rates_made", ranks=data_parallel_ranks(run)[:1]) if run.has("rates_made") else {}
     if not rows:
         raise CannotTell(
-            "optimizers are seen as they are made only in jobs that `trueline run` starts", reason="not-recorded"
+            "optimizers are seen as they are made only in jobs that `trueline run` starts", reason="by-design"
         )
     made = rows[max(rows)].tolist()
     if not made:

@@ -87,6 +87,7 @@ def check(run: Run) -> list[Finding]:
     """A Finding where they disagree; raises ``CannotTell`` where one of both is not declared."""
     # the parts of a sequence declare lengths of their own, and none that of the whole
     schedules = [schedule for schedule in followed(run) if schedule.length and schedule.num_schedulers == 1]
+    # Nobody needs to declare the updates of a job that has ended: they were counted.
     if schedules and (by_epoch := _by_epoch(run, schedules[-1])):
         return by_epoch
     declared = set(_declared(run))

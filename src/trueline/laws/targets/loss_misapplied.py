@@ -255,6 +255,7 @@ def check(run: Run) -> list[Finding]:
     for kind, misuse in _WRONG_TARGETS.items():
         of_steps = {key: misuse.counts(losses) for key, losses in inputs.items()}
         counts = {key: (num_wrong, num) for key, (num_wrong, num) in of_steps.items() if num_wrong}
+        # Rows that are wrong now and then are outliers, which most data have.
         if misuse.may_be_meant and 2 * len(counts) <= sum(num > 0 for _, num in of_steps.values()):
             continue
         if counts:

@@ -90,6 +90,7 @@ def check(run: Run) -> list[Finding]:
 
 def _filled(run: Run, unmasked: Mapping[StepRank, LossInputs]) -> list[Finding]:
     """Of targets beside no mask."""
+    # One in each row may be the end of its text here, too.
     trained = {key: losses for key, losses in unmasked.items() if losses.filled > losses.filled_rows}
     if not trained:
         return []

@@ -87,7 +87,7 @@ class TransferProbe(FactProbe):
                 digests = map(unsigned, host[f"{column}_digests"].tolist())
                 places = host[f"{column}_places"].tolist()
                 rows = zip(places, digests, strict=True)
-                columns[column] = [value for place, digest in rows for value in (*place, digest)]
+                columns[column] = [value for key, digest in rows for value in (*key, digest)]
         return columns
 
     def detach(self) -> None:
@@ -99,21 +99,21 @@ class TransferProbe(FactProbe):
     def _at_send(self, original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
         with self._guard(self.name):
             tensors, rank, tag = _arguments("dstRank", args, kwargs)
-            place = self._place("sent", group, tensors, rank, tag)
-            if place is not None:
-                self._digest("sent", *place, tensors[0])
+            key = self._place("sent", group, tensors, rank, tag)
+            if key is not None:
+                self._digest("sent", *key, tensors[0])
         return original(group, *args, **kwargs)
 
     def _at_receive(self, original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
         work = original(group, *args, **kwargs)
         with self._guard(self.name):
             tensors, rank, tag = _arguments("srcRank", args, kwargs)
-            place = self._place("received", group, tensors, rank, tag)
+            key = self._place("received", group, tensors, rank, tag)
             # an object of a backend in Python may have no weak references
             with contextlib.suppress(TypeError):
-                if place is not None:
+                if key is not None:
                     self._let_go()
-                    self._waiting = [*self._waiting[1 - MAX_WAITING :], (weakref.ref(work), *place, tensors[0])]
+                    self._waiting = [*self._waiting[1 - MAX_WAITING :], (weakref.ref(work), *key, tensors[0])]
                     self._see_wait(work)
         return work
 
@@ -151,8 +151,8 @@ class TransferProbe(FactProbe):
         if self._waiting:
             with self._guard(self.name):
                 entries = [entry for entry in self._waiting if entry[0]() is work]
-                for _, *place, tensor in entries:
-                    self._digest("received", *place, tensor)
+                for _, *key, tensor in entries:
+                    self._digest("received", *key, tensor)
                 self._let_go(work)
         return done
 

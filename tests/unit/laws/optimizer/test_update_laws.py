@@ -642,7 +642,12 @@ class Differences(nn.Module):
         (Experts, ["experts.1.weight", "experts.1.bias"], "zero-gradient", "info"),
         (lambda: nn.Sequential(Rounded(16, 16), nn.Linear(16, 4)), ["0.weight"], "zero-gradient", "warning"),
         (lambda: CutOff(8), ["first.weight", "first.bias"], "no-gradient", "warning"),
-        (lambda: nn.Sequential(CutOff(2), nn.Linear(4, 32)), ["0.first.weight", "0.first.bias"], "no-gradient", "info"),
+        (
+            lambda: nn.Sequential(CutOff(2), nn.ReLU(), nn.Linear(4, 32)),
+            ["0.first.weight", "0.first.bias"],
+            "no-gradient",
+            "info",
+        ),
     ],
     ids=[
         "a bias that cancels",

@@ -137,6 +137,7 @@ class TargetPlaceProbe(BackwardProbe):
 
 def _last_ids(module: nn.Module, step: Step) -> Tensor | None:
     """The last whole numbers [B, T] that the model was called on, which are those of a decoder beside an encoder."""
+    # torch, transformers and most scripts take what a decoder reads behind what its encoder reads
     left_out = (*MASKS, *TARGETS, *POSITIONS)
     named = named_tensors(module, step.args, step.kwargs)
     ids = [x for name, x in named if x.dim() == 2 and x.dtype == torch.int64 and name not in left_out]
@@ -147,6 +148,7 @@ def _more_equal(counts: Tensor | None, decoder_counts: Tensor | None) -> Tensor 
     """Those of the encoder's tokens or of the decoder's, whichever equal more targets at one place."""
     if counts is None or decoder_counts is None:
         return counts if decoder_counts is None else decoder_counts
+    # chosen on the device: nothing waits
     num_equal, num_of_decoder = (both[len(PLACES) :].max() for both in (counts, decoder_counts))
     return torch.where(num_of_decoder > num_equal, decoder_counts, counts)
 
