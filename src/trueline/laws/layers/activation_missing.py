@@ -57,7 +57,7 @@ from trueline.judge.compared_ranks import MAX_SITES, sites_of
 from trueline.laws.layers.columns import LayersInRow, TwoLayers
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.text.words import listed, ranks_text
+from trueline.schema.text.words import counted, listed, ranks_text
 from trueline.store.reader import Run
 
 CODE = "activation-missing"
@@ -145,5 +145,5 @@ def _instead(chain: Sequence[TwoLayers]) -> str:
         return "one layer does the same with fewer weights"
     weights = first.weights + sum(pair.width * pair.outputs for pair in chain[1:])
     num_weights = first.inputs * last.outputs
-    instead = f"with {num_weights:,} weights in place of {weights:,}"
+    instead = f"with {counted(num_weights, 'weight')} in place of {weights:,}"
     return f"one layer of [{first.inputs} → {last.outputs}] does the same {instead}"

@@ -62,15 +62,18 @@ from trueline.store.reader import Run
 CODE = "loss-skipped"
 CALLS = {"": ("backward",)}
 QUESTION = "nonfinite"
-NEEDS: tuple[str, ...] = ("skipped_losses", "loss")
+NEEDS: tuple[str, ...] = ("skipped_losses", "loss", "passes_begun")
 ACROSS_RANKS = False
 
 
 def check(run: Run) -> list[Finding]:
-    """A Finding at most; raises ``CannotTell`` where no step was measured."""
+    """A Finding at most; raises ``CannotTell`` where no step was measured, or nobody looked at backward passes."""
     loss_TN, measured_TN = run.pivot("loss")
     if not measured_TN.any():
         raise CannotTell("no loss was measured", reason="not-recorded")
+    # Rows are of passes without a backward pass: that there is none says nothing where these were not looked at.
+    if not (run.has("passes_begun") or run.has("skipped_losses")):
+        raise CannotTell("no backward pass was looked at", reason="not-recorded")
     bad_TN = measured_TN & ~np.isfinite(loss_TN)
     bad_steps = run.steps[bad_TN.any(axis=1)]
     end = int(bad_steps[0]) if len(bad_steps) else None
