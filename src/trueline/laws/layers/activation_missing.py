@@ -38,14 +38,14 @@ Wrong:
 
 ```python
 x = self.dropout(self.fc1(x))
-return self.fc2(x)
+y = self.fc2(x)
 ```
 
 Right:
 
 ```python
 x = self.dropout(functional.relu(self.fc1(x)))
-return self.fc2(x)
+y = self.fc2(x)
 ```
 """
 

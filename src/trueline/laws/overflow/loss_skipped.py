@@ -35,9 +35,10 @@ Wrong and right
 Wrong:
 
 ```python
-loss = (losses * mask).sum() / mask.sum()
-if torch.isnan(loss):
-    continue
+for losses, mask in batches:
+    loss = (losses * mask).sum() / mask.sum()
+    if torch.isnan(loss):
+        continue
 ```
 
 Right:
