@@ -34,6 +34,17 @@ def nodes_below(roots: Iterable[Tensor]) -> Iterator[Any]:
             ahead.extend(below for below, _ in node.next_functions)
 
 
+def shape_of(node: Any, output: int = 0) -> tuple[int, ...]:
+    """Of what the operation of ``node`` returns; () where torch does not say, and of no node."""
+    metadata = getattr(node, "_input_metadata", ())
+    return tuple(metadata[output].shape) if output < len(metadata) else ()
+
+
+def signed(number: Any) -> int:
+    """A number that an operation keeps, as a dimension or an index: torch shows negative ones without their sign."""
+    return int(number) - (2**64 if number >= 2**63 else 0)
+
+
 def is_hooked(saved: Any) -> bool:
     """True if hooks keep this saved tensor: to read it may run a forward pass again."""
     return getattr(saved, "unpack_hook", _UNKNOWN) is not None

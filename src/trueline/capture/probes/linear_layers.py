@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trueline.capture.model.graph import MAX_NODES
+from trueline.capture.model.graph import MAX_NODES, shape_of, signed
 from trueline.capture.probes.losses.cross_entropy import operation_of
 from trueline.capture.probes.losses.saved import saved_tensor
 
@@ -235,17 +235,17 @@ def _through(node: Any, output: int, axes: Axes) -> tuple[Edge, Axes, str] | Non
         moved = _permuted(axes, (1, 0))
     elif operation == "Transpose":
         dims = list(range(len(shape)))
-        first, second = (_signed(number) % len(shape) for number in (node._saved_dim0, node._saved_dim1))
+        first, second = (signed(number) % len(shape) for number in (node._saved_dim0, node._saved_dim1))
         dims[first], dims[second] = dims[second], dims[first]
         moved = _permuted(axes, dims)
     elif operation == "Permute":
-        moved = _permuted(axes, [_signed(number) % len(shape) for number in node._saved_dims])
+        moved = _permuted(axes, [signed(number) % len(shape) for number in node._saved_dims])
     elif operation == "Select":
-        gone = _signed(node._saved_dim) % len(below)
+        gone = signed(node._saved_dim) % len(below)
         moved = (axes[0] + (gone <= axes[0]), axes[1] + (gone <= axes[1]))
         moved = None if axes[0] < gone <= axes[1] else moved
     elif operation == "Slice":
-        cut = _signed(node._saved_dim) % len(below)
+        cut = signed(node._saved_dim) % len(below)
         moved = None if axes[0] <= cut <= axes[1] and shape != below else axes
     return None if moved is None else (edges[0], moved, word)
 
@@ -372,10 +372,4 @@ def _is_product(node: Any) -> bool:
 
 def _shape(edge: Edge) -> tuple[int, ...]:
     """Of what passes along ``edge``; () where torch does not say, and of nothing."""
-    metadata = getattr(edge[0], "_input_metadata", ())
-    return tuple(int(size) for size in metadata[edge[1]].shape) if edge[1] < len(metadata) else ()
-
-
-def _signed(number: int) -> int:
-    """The number that torch shows without its sign."""
-    return number - 2**64 if number >= 2**63 else number
+    return tuple(map(int, shape_of(*edge)))

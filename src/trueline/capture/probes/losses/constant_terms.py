@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trueline.capture.model.graph import shape_of, signed
 from trueline.capture.model.layout import local
 from trueline.capture.probes.losses.cross_entropy import SINK, ignored_index, operation_of
 from trueline.capture.probes.losses.saved import saved_tensor
@@ -132,7 +133,7 @@ class _Computing:
             return None if x is None else -x
         if operation in ("Mean", "Sum"):
             return _reduced(operation, node, x)
-        return x.reshape(_shape(node)) if x.numel() == _numel(node) else None
+        return x.reshape(shape_of(node)) if x.numel() == _numel(node) else None
 
     def _sum(self, operation: str, node: Any) -> Tensor | None:
         parts = [None if edge[0] is None else self.value(*edge) for edge in node.next_functions]
@@ -200,16 +201,10 @@ def _reduced(operation: str, node: Any, x: Tensor) -> Tensor | None:
     if not hasattr(node, "_saved_dim"):
         return reduce(x)
     if node._saved_dim is None:
-        return reduce(x).reshape(_shape(node))
-    # torch shows negative ones without their sign
-    dims = [int(dim) - (2**64 if dim >= 2**63 else 0) for dim in node._saved_dim]
+        return reduce(x).reshape(shape_of(node))
+    dims = [signed(dim) for dim in node._saved_dim]
     return reduce(x.reshape(tuple(node._saved_self_sym_sizes)), dim=dims, keepdim=bool(node._saved_keepdim))
 
 
-def _shape(node: Any, output: int = 0) -> tuple[int, ...]:
-    metadata = getattr(node, "_input_metadata", ())
-    return tuple(metadata[output].shape) if output < len(metadata) else ()
-
-
 def _numel(node: Any, output: int = 0) -> int:
-    return math.prod(_shape(node, output))
+    return math.prod(shape_of(node, output))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.capture.model.graph import is_hooked
+from trueline.capture.model.graph import is_hooked, signed
 from trueline.capture.model.untraced import Hook
 
 MAX_NODES = 64
@@ -156,8 +156,8 @@ def first_position(node: Any) -> int | None:
         if _CHOOSES.fullmatch(operation):
             return None
         if operation == "Slice" and int(node._saved_dim) == 1 and len(node._saved_self_sym_sizes) == 3:
-            start = int(node._saved_start)
-            first += start - (2**64 - int(node._saved_self_sym_sizes[1]) if start >= 2**63 else 0)
+            start = signed(node._saved_start)
+            first += start + (int(node._saved_self_sym_sizes[1]) if start < 0 else 0)
             if int(node._saved_step) != 1:
                 return None
         elif _LEAVES.fullmatch(operation) is None:
@@ -172,5 +172,4 @@ def operation_of(node: Any) -> str:
 
 def ignored_index(node: Any) -> int:
     """The target of this cross-entropy that stands for none."""
-    ignored = int(node._saved_ignore_index)
-    return ignored - (2**64 if ignored >= 2**63 else 0)  # torch shows it without its sign
+    return signed(node._saved_ignore_index)

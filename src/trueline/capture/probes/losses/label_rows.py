@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trueline.capture.model.graph import shape_of
 from trueline.capture.probes.losses.cross_entropy import ignored_index, operation_of
 from trueline.capture.probes.losses.loss_inputs import functions_of
 from trueline.capture.probes.losses.saved import saved_tensor
@@ -71,8 +72,8 @@ def _read(label_BX: Tensor, node: Any) -> LabelRows:
         return LabelRows(_of_kind(digest_rows(label_BX), 0), 0, None)
     ignored = ignored_index(node)
     counts_BX = label_BX != ignored
-    log_probs = getattr(node.next_functions[0][0], "_input_metadata", ())
-    classes = int(log_probs[0].shape[1]) if log_probs and len(log_probs[0].shape) > 1 else 0
+    shape = shape_of(node.next_functions[0][0])
+    classes = int(shape[1]) if len(shape) > 1 else 0
     digests_B = torch.where(counts_BX.any(1), _of_kind(digest_rows(label_BX, counts_BX), classes), UNKNOWN)
     return LabelRows(digests_B, classes, _ignored(counts_BX, ignored, classes) if 0 <= ignored < classes else None)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trueline.capture.model.graph import is_hooked
+from trueline.capture.model.graph import is_hooked, shape_of, signed
 from trueline.capture.probes.filling import filling_of
 from trueline.capture.probes.losses.attached_targets import attached_factor, attached_target
 from trueline.capture.probes.losses.cross_entropy import (
@@ -149,7 +149,7 @@ def layer_of(below: Sequence[Any]) -> tuple[int, list[Tensor]]:
     """
     if len(below) != 1 or operation_of(below[0][0]) != "LogSoftmax" or len(below[0][0].next_functions) != 1:
         return 0, []
-    shape, layer = _shape(below[0][0]), _source(below[0][0].next_functions[0])
+    shape, layer = shape_of(below[0][0]), _source(below[0][0].next_functions[0])
     if layer is None or operation_of(layer) not in _LAYERS or len(shape) < 2:
         return 0, []
     sources = [_source(edge) for edge in layer.next_functions]
@@ -229,17 +229,17 @@ def _misplaced_classes(log_softmax: Any) -> Iterator[str]:
     """
     if log_softmax is None or operation_of(log_softmax) != "LogSoftmax":
         return
-    shape, dim = _shape(log_softmax), int(log_softmax._saved_dim)
+    shape = shape_of(log_softmax)
     if len(shape) < 2:
         return
-    dim = dim if dim < len(shape) else dim - (1 << 64) + len(shape)  # torch keeps -1 as an unsigned number
+    dim = signed(log_softmax._saved_dim) % len(shape)
     layer = _places_of(log_softmax.next_functions[0])
     if dim != 1:
         # with more dimensions a view to [N, C] may be behind it, for which any other than the first can be right
         if len(shape) == 2 or dim == 0:
             yield SOFTMAX_OF_SAMPLES
         return
-    made = () if layer is None else _shape(layer)
+    made = () if layer is None else shape_of(layer)
     if layer is None or operation_of(layer) not in _LAYERS or len(made) < 2 or math.prod(made) != math.prod(shape):
         return
     is_convolution = operation_of(layer) == "Convolution"
@@ -331,21 +331,15 @@ def _rows_with_rows(node: Any, edge: Any) -> bool:
     """True where one number a sample, [B] or [B, 1], becomes [B, B] on the way into a distance to constants, although
     nobody asked for a dimension more: each prediction then meets the target of every sample.
     """
-    shape, source = _shape(node), edge
+    shape, source = shape_of(node), edge
     if operation_of(node) != "Sub" and operation_of(edge[0]) != "Expand":
         return False
     if operation_of(edge[0]) == "Expand":
-        shape, source = _shape(edge[0]), edge[0].next_functions[0]
+        shape, source = shape_of(edge[0]), edge[0].next_functions[0]
     if source[0] is None or operation_of(source[0]) == "Unsqueeze" or len(shape) != 2:
         return False
     rows = shape[0]
-    return rows > 1 and shape[1] == rows and _shape(source[0], source[1]) in ((rows,), (rows, 1))
-
-
-def _shape(node: Any, output: int = 0) -> tuple[int, ...]:
-    """Shape of what a node returns; () where torch does not say."""
-    metadata = getattr(node, "_input_metadata", ())
-    return tuple(metadata[output].shape) if output < len(metadata) else ()
+    return rows > 1 and shape[1] == rows and shape_of(source[0], source[1]) in ((rows,), (rows, 1))
 
 
 def _out_of_range(target: Tensor, device: torch.device) -> Tensor:
@@ -388,7 +382,7 @@ def _marks(quotient: Any, device: torch.device) -> Tensor | None:
     if len(below) != 1 or operation_of(below[0][0]) != "LogSoftmax":
         return None
     weights = saved_tensor(product, "other" if product.next_functions[0][0] is not None else "self")
-    layer, shape = _source(below[0][0].next_functions[0]), _shape(below[0][0])
+    layer, shape = _source(below[0][0].next_functions[0]), shape_of(below[0][0])
     if weights is None or weights.dim() != 2 or tuple(weights.shape) != shape or layer is None:
         return None
     # similarities of samples have marks of all that belong together; a layer's own classes exclude each other

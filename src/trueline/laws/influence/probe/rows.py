@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from trueline.capture.model.contents import Walk, is_tensor
-from trueline.capture.model.graph import gradients_of, nodes_below
+from trueline.capture.model.graph import gradients_of, nodes_below, shape_of
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.probes.arguments import named_arguments
 from trueline.capture.probes.batch import token_ids
@@ -315,12 +315,12 @@ def _is_as_wide_as_a_parameter(output: Tensor) -> bool:
         visited.add(node)
         parents = [next_node for next_node, _ in node.next_functions if next_node is not None]
         parameters = [leaf for parent in parents if (leaf := _leaf_of(parent)) is not None]
-        features = {*_shape_of(node)[1:]}  # of this operation: the output may be a part of what it made
+        features = {*shape_of(node)[1:]}  # of this operation: the output may be a part of what it made
         if any(features.intersection(leaf.shape) for leaf in parameters):
             continue
         data = [parent for parent in parents if _leaf_of(parent) is None]
         # concatenation keeps the width of a parameter as part of its own; a product of two data tensors does not
-        if not data or (len(data) > 1 and "Cat" not in node.name() and len({*map(_shape_of, (node, *data))}) > 1):
+        if not data or (len(data) > 1 and "Cat" not in node.name() and len({*map(shape_of, (node, *data))}) > 1):
             return False
         pending += data
     return True
@@ -331,12 +331,6 @@ def _leaf_of(node: Any) -> Tensor | None:
     while len(node.next_functions) == 1 and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]
     return getattr(node, "variable", None)
-
-
-def _shape_of(node: Any) -> tuple[int, ...]:
-    """Of what the operation of ``node`` returned first."""
-    metadata = getattr(node, "_input_metadata", ())
-    return tuple(metadata[0].shape) if metadata else ()
 
 
 def _chosen_rows(rows: int) -> slice:
