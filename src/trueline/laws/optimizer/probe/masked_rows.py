@@ -19,9 +19,8 @@ from trueline.capture.probes.around_update.sampling import Waiting
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
 from trueline.laws.optimizer.columns import MaskedRows, masked_text
+from trueline.laws.optimizer.probe.early_looks import EarlyLooks
 
-FIRST, LOOKS = 2, 8
-"""Age of the first step that is looked at, and steps in all: each is at least half as old again as the one before."""
 MAX_EMBEDDINGS, MAX_IDS, MAX_ROWS = 4, 4096, 64
 """Embeddings that are looked at, ids of a call, and rows that are compared over the update."""
 
@@ -54,14 +53,14 @@ class MaskedRowsProbe:
     def __init__(self, parts: ProbeParts) -> None:
         self._model, self._guard = parts.model, parts.guard
         self._embeddings: dict[int, _Embedding] | None = None
-        self._looks_left, self._next_age = LOOKS, FIRST
+        self._looks = EarlyLooks()
         self._waiting = Waiting[str]()
         self._listens = False
 
     def begin(self, step: Step) -> bool:
         if self._listens:
             self._listen(False)
-        if step.age < self._next_age or not step.sampled or not step.watched or not self._looks_left:
+        if not self._looks.is_due(step):
             return False
         if self._embeddings is None:
             self._embeddings = _embeddings(self._model)
@@ -83,8 +82,7 @@ class MaskedRowsProbe:
                     _before(embedding, step.optimizer)
             return {}
         looked_at = [seen for seen in (self._embeddings or {}).values() if seen.before_RD is not None]
-        self._next_age = max(step.age + 1, step.age * 3 // 2)
-        self._looks_left -= 1
+        self._looks.took(step)
         if not looked_at:
             self._forget()
             return {}

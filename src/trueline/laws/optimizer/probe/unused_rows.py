@@ -18,11 +18,8 @@ from trueline.capture.probes.around_update.sampling import Waiting
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
 from trueline.laws.optimizer.columns import MIN_ROWS, rows_text
+from trueline.laws.optimizer.probe.early_looks import EarlyLooks
 
-FIRST, LOOKS = 2, 8
-"""Age of the first step that is looked at, and steps in all: each is at least half as old again as the one before.
-What begins with a gate of 0 has no gradient at the first step of all.
-"""
 MAX_WEIGHTS = 128
 """Weights that are looked at, at equal distances among those of the model."""
 
@@ -49,14 +46,15 @@ class UnusedRowsProbe:
         self._model = parts.model
         self._rows: _Rows | None = None
         self._text = ""
-        self._looks_left, self._next_age = LOOKS, FIRST
+        self._looks = EarlyLooks()
         self._waiting = Waiting[str]()
 
     def begin(self, step: Step) -> bool:
-        return bool(self._looks_left) and step.age >= self._next_age and step.sampled and step.watched
+        return self._looks.is_due(step)
 
     def detach(self) -> None:
-        self._looks_left, self._rows = 0, None
+        self._looks.stop()
+        self._rows = None
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """``unused_rows`` float64 [4 a weight]; absent where the model has no weight of the kind."""
@@ -65,13 +63,13 @@ class UnusedRowsProbe:
             self._text = rows_text([(name, len(weight)) for name, weight in named])
             self._rows = _rows([weight for _, weight in named], step.layout.device)
         rows = self._rows
-        self._looks_left = self._looks_left - 1 if rows.weights else 0
-        self._next_age = max(step.age + 1, step.age * 3 // 2)
         if not rows.weights:
+            self._looks.stop()
             return {}
+        self._looks.took(step)
         self._waiting.add(step.number, self._text)
         numbers = _look(rows)
-        if not self._looks_left:
+        if not self._looks.num_left:
             self._rows = None
         return {"unused_rows": numbers}
 
