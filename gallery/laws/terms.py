@@ -9,6 +9,7 @@ Twin: both are divided; divided once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,8 +26,11 @@ from gallery.witness import trains_differently
 NUM_MICRO, STEPS = 4, 4
 
 
-def _train(ctx: EntryContext, faulty: bool, *, reduction: str, over: int) -> nn.Module:
-    """A cross-entropy that is divided, and a balance of the classes that is not."""
+LossOf = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Of logits and labels of a micro-batch: what backward is called on, and the part of it that is noted."""
+
+
+def _train(ctx: EntryContext, loss_of: LossOf) -> nn.Module:
     problem = Vision()
     model = wrapped(problem.model())
     optimizer, batches = usual_optimizer(problem, model), batches_of(ctx, problem)
@@ -36,16 +40,25 @@ def _train(ctx: EntryContext, faulty: bool, *, reduction: str, over: int) -> nn.
         with watching.step(micros):
             total = 0.0
             for batch in micros:
-                logits_BC = model(batch["image"])
-                loss = functional.cross_entropy(logits_BC, batch["label"], reduction=reduction) / over
-                balance = 0.1 * _balance(logits_BC)
-                (loss + (balance if faulty else balance / NUM_MICRO)).backward()
+                whole, loss = loss_of(model(batch["image"]), batch["label"])
+                whole.backward()
                 total += loss.item()
             optimizer.step()
             optimizer.zero_grad()
         ctx.note(micros, total)
     watching.close()
     return model
+
+
+def _beside_balance(faulty: bool, *, reduction: str, over: int) -> LossOf:
+    """A cross-entropy that is divided, and a balance of the classes that is not."""
+
+    def loss_of(logits_BC: Tensor, label_B: Tensor) -> tuple[Tensor, Tensor]:
+        loss = functional.cross_entropy(logits_BC, label_B, reduction=reduction) / over
+        balance = 0.1 * _balance(logits_BC)
+        return loss + (balance if faulty else balance / NUM_MICRO), loss
+
+    return loss_of
 
 
 def _balance(logits_BC: Tensor) -> Tensor:
@@ -54,33 +67,22 @@ def _balance(logits_BC: Tensor) -> Tensor:
 
 def divided(ctx: EntryContext, faulty: bool) -> nn.Module:
     """The mean cross-entropy, divided by the micro-batches."""
-    return _train(ctx, faulty, reduction="mean", over=NUM_MICRO)
+    return _train(ctx, _beside_balance(faulty, reduction="mean", over=NUM_MICRO))
 
 
 def by_targets(ctx: EntryContext, faulty: bool) -> nn.Module:
     """The sum, divided by the targets of all micro-batches."""
-    return _train(ctx, faulty, reduction="sum", over=NUM_MICRO * BATCH_SIZE)
+    return _train(ctx, _beside_balance(faulty, reduction="sum", over=NUM_MICRO * BATCH_SIZE))
 
 
 def twice(ctx: EntryContext, faulty: bool) -> nn.Module:
     """The mean cross-entropy, divided by the micro-batches by the loop and by what it hands the loss to."""
-    problem = Vision()
-    model = wrapped(problem.model())
-    optimizer, batches = usual_optimizer(problem, model), batches_of(ctx, problem)
-    watching = ctx.watch(model, optimizer)
-    for _ in range(STEPS):
-        micros: list[Any] = [next(batches) for _ in range(NUM_MICRO)]
-        with watching.step(micros):
-            total = 0.0
-            for batch in micros:
-                loss = functional.cross_entropy(model(batch["image"]), batch["label"])
-                ((loss / NUM_MICRO if faulty else loss) / NUM_MICRO).backward()
-                total += loss.item()
-            optimizer.step()
-            optimizer.zero_grad()
-        ctx.note(micros, total)
-    watching.close()
-    return model
+
+    def loss_of(logits_BC: Tensor, label_B: Tensor) -> tuple[Tensor, Tensor]:
+        loss = functional.cross_entropy(logits_BC, label_B)
+        return (loss / NUM_MICRO if faulty else loss) / NUM_MICRO, loss
+
+    return _train(ctx, loss_of)
 
 
 _fault = variants(

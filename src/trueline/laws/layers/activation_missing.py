@@ -77,9 +77,9 @@ def check(run: Run) -> list[Finding]:
     ]
     if not looks:
         raise CannotTell("no graph of a loss was looked at", reason="not-recorded")
-    for step, rank, look in looks:
+    for step, _, look in looks:
         if chains := _chains([pair for pair in look.pairs if pair.is_one]):
-            ranks = tuple(of for _, of, other in looks if other.pairs == look.pairs) or (rank,)
+            ranks = tuple(rank for _, rank, same_look in looks if same_look.pairs == look.pairs)
             return [_finding(run, step, ranks, chains)]
     if not any(look.complete for _, _, look in looks):
         raise CannotTell("the graph of the loss is too large to be looked at as a whole", reason="undecidable")
@@ -109,15 +109,15 @@ def _finding(run: Run, step: int, ranks: tuple[int, ...], chains: Sequence[Seque
     chain = chains[0]
     first, last = chain[0], chain[-1]
     names = _names(chain)
-    between = listed(list(dict.fromkeys(word for pair in chain for word in pair.between)))
-    nothing = f"nothing but {between} is between them" if between else "nothing is between them"
-    claim = f"{listed(names)} are one linear map of [{first.taken or first.inputs} → {last.outputs}]: {nothing}"
+    words_between = listed(list(dict.fromkeys(word for pair in chain for word in pair.between)))
+    contrast = f"nothing but {words_between} is between them" if words_between else "nothing is between them"
+    claim = f"{listed(names)} are one linear map of [{first.taken or first.inputs} → {last.outputs}]: {contrast}"
     # a line names a few, the evidence all
-    others = [listed(_names(other)) for other in chains[1 : 1 + MAX_NAMED]]
-    left = len(chains) - 1 - len(others)
-    if others:
-        others += [f"{left:,} more"] if left else []
-        claim += f". So are {'; '.join(others)}"
+    further_texts = [listed(_names(further)) for further in chains[1 : 1 + MAX_NAMED]]
+    num_left = len(chains) - 1 - len(further_texts)
+    if further_texts:
+        further_texts += [f"{num_left:,} more"] if num_left else []
+        claim += f". So are {'; '.join(further_texts)}"
     location = "" if len(run.ranks) == len(ranks) else f" ({ranks_text(ranks, all_ranks=run.ranks)})"
     return Finding(
         code=CODE,

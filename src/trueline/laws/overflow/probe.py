@@ -55,11 +55,11 @@ class SkippedLossProbe:
         if not self._num_unused:
             return {}
         counts = torch.tensor([self._passes.num_forward - self._num_forward, self._num_unused])
-        taken: dict[str, Any] = {"passes_skipped": counts}
+        columns: dict[str, Any] = {"passes_skipped": counts}
         if self._not_finite:
-            taken["losses_skipped"] = torch.stack(self._not_finite)
+            columns["losses_skipped"] = torch.stack(self._not_finite)
         self._num_forward, self._num_unused, self._not_finite = self._passes.num_forward, 0, []
-        return taken
+        return columns
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         if "passes_skipped" not in host:
@@ -92,7 +92,7 @@ class SkippedLossProbe:
                 break
         self._last = [weakref.ref(loss) for loss in losses[:MAX_LOSSES]]
         # what is still there of a pass before is not of this one
-        losses = [loss for loss in losses[:MAX_LOSSES] if not any(loss is other for other in before)]
+        losses = [loss for loss in losses[:MAX_LOSSES] if not any(loss is earlier for earlier in before)]
         return [local(x).detach().reshape(()).float() for x in losses if x.device == losses[0].device]
 
 

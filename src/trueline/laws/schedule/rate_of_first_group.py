@@ -87,9 +87,9 @@ def _told_apart(run: Run) -> bool:
     """True if groups have entries of the script's own that are not the same."""
     rank = data_parallel_ranks(run)[0]
     groups: Sequence[Mapping[str, Any]] = run.env[rank].optimizer.get("groups", ()) if rank in run.env else ()
-    own = [{key: value for key, value in group.items() if key not in _OF_TORCH} for group in groups]
-    keys = {key for group in own for key in group}
-    return any(len({repr(group.get(key)) for group in own}) > 1 for key in keys)
+    entries = [{key: value for key, value in group.items() if key not in _OF_TORCH} for group in groups]
+    keys = {key for group in entries for key in group}
+    return any(len({repr(group.get(key)) for group in entries}) > 1 for key in keys)
 
 
 def _finding(run: Run, steps_T: np.ndarray, rates_TG: np.ndarray) -> Finding:

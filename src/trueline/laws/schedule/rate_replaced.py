@@ -81,21 +81,21 @@ NO_RATES = (0.0, 1.0)
 
 def check(run: Run) -> list[Finding]:
     """The Finding where the optimizer's own rate is never in force; raises ``CannotTell`` where nothing tells."""
-    made = _rates_made(run)
+    own_rates = _rates_made(run)
     steps_T, rates_TG = rates_by_hand(run)
     if run.manifest.attempts and run.manifest.attempts[0].updates:
         raise CannotTell("the optimizer held states when it was watched first", reason="by-design")
-    if len(made) != rates_TG.shape[1]:
+    if len(own_rates) != rates_TG.shape[1]:
         raise CannotTell("groups were added to the optimizer after it was made", reason="by-design")
     factors = scale_factors(run)
     replaced = [
         (rate, rates_TG[:, group])
-        for group, rate in enumerate(made)
+        for group, rate in enumerate(own_rates)
         if rate not in NO_RATES and _is_reached(rates_TG[:, group]) and _is_other(rates_TG[:, group], rate, factors)
     ]
     largest = [float(rates_T.max()) for _, rates_T in replaced]
-    named = [*_numbers(run)]
-    if len(replaced) < len(made) or any(_is_near(rate, number) for rate in largest for number in named):
+    declared_rates = [*_numbers(run)]
+    if len(replaced) < len(own_rates) or any(_is_near(rate, number) for rate in largest for number in declared_rates):
         return []
     return [_finding(run, steps_T, *replaced[0])]
 
@@ -106,10 +106,10 @@ def _rates_made(run: Run) -> list[float]:
         raise CannotTell(
             "optimizers are seen as they are made only in jobs that `trueline run` starts", reason="by-design"
         )
-    made = rows[max(rows)].tolist()
-    if not made:
+    own_rates = rows[max(rows)].tolist()
+    if not own_rates:
         raise CannotTell("the optimizer was made with the learning rate of its class", reason="by-design")
-    return made
+    return own_rates
 
 
 def _is_reached(rates_T: np.ndarray) -> bool:
@@ -122,7 +122,7 @@ def _is_other(rates_T: np.ndarray, rate: float, factors: set[float]) -> bool:
     ratio = float(rates_T.max()) / rate
     if 1 / OFF_BY_ONE <= ratio <= OFF_BY_ONE:
         return False
-    return not any(_is_near(float(there), rate * factor) for there in np.unique(rates_T) for factor in factors)
+    return not any(_is_near(float(rate_T), rate * factor) for rate_T in np.unique(rates_T) for factor in factors)
 
 
 def _is_near(rate: float, other: float) -> bool:
