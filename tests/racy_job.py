@@ -46,12 +46,16 @@ def spoilt(x):
         other[:8].fill_(float("nan"))
         return over.reshape(x.shape)
     if KIND == "freed":
-        alike = [x[:3].clone() for _ in range(8)]  # freed first: glibc keeps seven of a size as they are
-        held = x[:3].clone()  # so small that nothing else takes its place; glibc writes into the first 16 bytes
-        view = (ctypes.c_float * 128).from_address(held.data_ptr() + 256)
-        rest = x[2:]
-        del alike, held
-        return torch.cat([torch.frombuffer(view, dtype=torch.float32).reshape(2, 64), rest])
+        rest, written = x[2:], x[1:3].numpy().tobytes()
+        while True:
+            alike = [x[:3].clone() for _ in range(8)]  # freed first: glibc keeps seven of a size as they are
+            held = x[:3].clone()  # so small that hardly anything takes its place; glibc writes into the first 16 bytes
+            view = (ctypes.c_float * 128).from_address(held.data_ptr() + 256)
+            del alike, held
+            spoilt_bytes = bytes(view)
+            # neither what was there nor one pattern: another tensor has taken its place, which this is not about
+            if spoilt_bytes == written or len(set(spoilt_bytes)) == 1:
+                return torch.cat([torch.frombuffer(bytearray(spoilt_bytes), dtype=torch.float32).reshape(2, 64), rest])
     if KIND == "empty":
         filled = torch.empty_like(x)
         filled[1:] = x[1:]

@@ -185,6 +185,9 @@ def test_a_callback_watches_every_rank_and_changes_nothing(tmp_path, python, nam
     run = trueline.open_run(tmp_path / "run")
     assert (run.manifest.adapter, run.ranks, run.unclosed) == (ADAPTERS.get(name, "ddp"), [0, 1], [])
     assert run.steps.tolist() == list(range(16))
-    for column in ("loss", "grad_norm", "epoch"):
+    for column in ("loss", "epoch"):
         assert run.pivot(column)[1].all(), column
+    sampled = run.pivot("grad_norm")[1]  # a slow machine samples fewer steps, all ranks the same ones
+    assert sampled[0].all()
+    assert (sampled.any(axis=1) == sampled.all(axis=1)).all()
     assert trueline.check(run).exit_code == 0

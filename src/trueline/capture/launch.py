@@ -214,6 +214,8 @@ class Attachment:
         """An optimizer is about to update. One whose parameters no watched model has may be that of another model; one
         that holds copies of parameters shows by this what it trains.
         """
+        if self._failed:
+            return
         self._is_gathered = False
         model = None if self._called_model is None else self._called_model()
         outermost = None if self._run_path or self._outermost is None else self._outermost()
@@ -221,8 +223,8 @@ class Attachment:
             model = self._model_behind(outermost)
         if model is not None and any(entry is optimizer for entry in self._training(model)):
             self._take(model)
-        if self._failed:
-            return
+            if self._failed:
+                return
         if not self._run_path:
             self._fruitless.clear()
         self._updated, self._outermost = self._outermost, None
