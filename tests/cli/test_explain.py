@@ -46,6 +46,13 @@ def test_what_no_check_finds_is_explained_too(monkeypatch, capsys, code):
     assert code in listed
 
 
+def test_the_id_of_a_finding_is_explained_by_its_code(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "explain", "replica-drift.1f2e3d4c")
+    assert (code, out) == (0, f"replica-drift\n{replica_drift.__doc__.strip()}\n")
+    code, _, errors = call(monkeypatch, capsys, "explain", "unusual.no-such-mark")
+    assert (code, "No finding or cause is called 'unusual.no-such-mark'" in errors) == (2, True)
+
+
 def test_an_unknown_code_is_one_sentence_that_names_the_nearest(monkeypatch, capsys):
     code, _, errors = call(monkeypatch, capsys, "explain", "replica-drfit")
     assert code == 2

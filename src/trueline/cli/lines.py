@@ -46,17 +46,26 @@ def screen(*, stderr: bool = False) -> Console:
     return Console(file=stream, width=None if os.environ.get("COLUMNS", "").isdecimal() else ENDLESS)
 
 
-def print_verdict(console: Console, report: CheckReport, *, brief: bool = False) -> None:
-    """Print the verdict on a Run, ``brief`` where what is to confirm stands below, and what to do where nothing was
-    found.
+def print_verdict(console: Console, report: CheckReport, *, brief: bool = False, advise: bool = True) -> None:
+    """Print the verdict on a Run, ``brief`` where what is to confirm stands below, and with ``advise`` what to do where
+    nothing was found.
     """
-    from rich.text import Text
-
     line = report.verdict.brief if brief else report.verdict.line
     console.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
+    if advise and report.next:
+        print_next(console, report)
+    else:
+        console.print()
+
+
+def print_next(console: Console, report: CheckReport) -> None:
+    """Print where nobody has looked yet, and how to, where nothing was found."""
+    from rich.text import Text
+
     for line in report.next:
         print_advice(console, Text(line), indent=0)
-    console.print()
+    if report.next:
+        console.print()
 
 
 def print_facts(console: Console, facts: TrainingFacts) -> None:

@@ -18,9 +18,9 @@ PLAN_REFUSED = "plan-refused"
 RECORDING_STARTED = "recording-started"
 NO_UPDATE = "no-update"
 JOB_DIED = "job-died"
+"""The code of a training that an exception ended, or that some of its ranks left without a word."""
 UNUSUAL = "unusual"
 """The code of facts of a training that healthy ones seldom have."""
-"""The code of a training that an exception ended, or that some of its ranks left without a word."""
 LIVE_CODES = {
     WATCH_DEGRADED: "A part of watching failed on a rank and was taken off; training goes on without it.\n\n"
     "Written while the job runs. What was not watched from there on is not judged: report the error that it names.",
@@ -97,6 +97,11 @@ class Finding:
     def is_grave(self) -> bool:
         """True of errors and warnings."""
         return self.severity in ("error", "warning")
+
+    @property
+    def manual(self) -> str:
+        """What ``trueline explain`` takes: the code, of an unusual fact its id."""
+        return self.id if self.code == UNUSUAL else self.code
 
     @property
     def id(self) -> str:

@@ -71,13 +71,15 @@ def print_report(console: Console, report: CheckReport, *, all_reasons: bool = F
     """Print the verdict, each incident with its telling finding first, and what is to know about the Run; with
     ``all_reasons`` also why checks that do not apply were left out, with ``facts`` what the training did.
     """
-    from trueline.cli.lines import print_facts, print_section, print_verdict
+    from trueline.cli.lines import print_facts, print_next, print_section, print_verdict
 
-    print_verdict(console, report, brief=True)
+    print_verdict(console, report, brief=True, advise=not report.to_confirm)
     for number, incident in enumerate(report.incidents, start=1):
         _print_incident(console, report, incident, f"{number}. " if len(report.incidents) > 1 else "")
+    if report.to_confirm:
+        print_to_confirm(console, report)
+        print_next(console, report)
     for title, lines in (
-        ("To confirm", confirm_lines(report)),
         ("About this Run", report.notes),
         ("Worth knowing", [f"{finding.code}: {finding.claim}" for finding in report.worth_knowing]),
         ("Not checked", _not_checked(report) if all_reasons else []),
@@ -93,19 +95,36 @@ def print_report(console: Console, report: CheckReport, *, all_reasons: bool = F
         print_facts(console, report.facts)
 
 
-def confirm_lines(report: CheckReport) -> list[str]:
-    """What is to confirm, the rarest first, and how to say that it is meant; [] where there is nothing."""
+def print_to_confirm(console: Console, report: CheckReport) -> None:
+    """Print what is to confirm, contradictions first, then what is rarest, each with what to do and where more stands,
+    and how to say that it is meant.
+    """
+    from rich.text import Text
+
+    from trueline.cli.lines import print_advice
     from trueline.judge.run_verdict import MOST_TO_CONFIRM
 
-    shown = report.to_confirm[:MOST_TO_CONFIRM]
-    if not shown:
-        return []
-    lines = [f"{finding.id}: {finding.claim}" for finding in shown]
-    if len(report.to_confirm) > len(shown):
-        lines.append(
-            f"and {len(report.to_confirm) - len(shown)} more: `trueline check {shlex.quote(report.run)} --json`"
+    questions, run = report.to_confirm[:MOST_TO_CONFIRM], shlex.quote(report.run)
+    is_one = len(report.to_confirm) == 1
+    console.print(f"To confirm: {CONFIRM_HEADS[is_one]}", style="bold", markup=False, highlight=False)
+    for finding in questions:
+        print_advice(console, Text.assemble((finding.id, "bold"), f": {finding.claim}"))
+        if finding.next:
+            print_advice(console, Text.assemble(("next: ", "green"), finding.next[0]), indent=4)
+        print_advice(console, Text.assemble(("more: ", "green"), f"trueline explain {finding.manual}"), indent=4)
+    if len(report.to_confirm) > len(questions):
+        print_advice(
+            console, Text(f"and {len(report.to_confirm) - len(questions)} more: `trueline check {run} --json`")
         )
-    return [*lines, f"Meant? `trueline confirm {shlex.quote(report.run)} {shown[0].id}`"]
+    print_advice(console, Text(f"Meant? `trueline confirm {run} {questions[0].id}`"))
+    console.print()
+
+
+CONFIRM_HEADS = {
+    True: "only you know whether this is meant. If it is not, it may have spoilt the training.",
+    False: "only you know whether these are meant. What is not may have spoilt the training.",
+}
+"""What is asked of a person, by whether it is one thing."""
 
 
 def _print_incident(console: Console, report: CheckReport, incident: Incident, number: str) -> None:

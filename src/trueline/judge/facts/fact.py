@@ -57,13 +57,15 @@ class Mark:
     """What of a fact may be unusual: ``applies`` is true of the ``value`` of a fact that has it. Its ``name`` is a row
     of the table of base rates (``base_rates.toml``): without a row it marks nothing. ``says`` makes a sentence of the
     value where that of the fact does not stand by itself. Where one of the marks ``said_by`` is to be confirmed, that
-    says it as well; what findings of checks say is declared with their codes (``Code.says``).
+    says it as well; what findings of checks say is declared with their codes (``Code.says``). ``advice`` is what to do
+    where it is not meant.
     """
 
     name: str
     applies: Callable[[Any], bool]
     says: Callable[[Any], str] | None = None
     said_by: tuple[str, ...] = ()
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,14 @@ SUBJECTS: tuple[Subject, ...] = (
         "update",
         "backward passes that no update used",
         unused_passes,
-        (Mark("passes-not-used", _now_and_then),),
+        (
+            Mark(
+                "passes-not-used",
+                _now_and_then,
+                advice=(
+                    "Look for `zero_grad()` between a backward pass and the update, and for losses that are left out."
+                ),
+            ),
+        ),
     ),
 )

@@ -80,8 +80,23 @@ SUBJECTS = (
         "running statistics of batch normalisation",
         running_statistics,
         (
-            Mark("statistics-of-last-batch", lambda value: value["of_last_batch"] > 0, follow_last_batch),
-            Mark("statistics-never-move", lambda value: value["still"] > 0, never_move),
+            Mark(
+                "statistics-of-last-batch",
+                lambda value: value["of_last_batch"] > 0,
+                follow_last_batch,
+                advice=(
+                    "Lower the batch norm's `momentum` (0.1 is usual): in PyTorch it is the share of the new batch."
+                ),
+            ),
+            Mark(
+                "statistics-never-move",
+                lambda value: value["still"] > 0,
+                never_move,
+                advice=(
+                    "Raise the batch norm's `momentum` (0.1 is usual): in PyTorch it is the share of the new "
+                    "batch, not of the old value."
+                ),
+            ),
         ),
     ),
 )

@@ -54,6 +54,10 @@ SUBJECTS = (
                 "nothing-held-out",
                 holds_nothing_out,
                 lambda value: f"all {value['evaluated']:,} samples that evaluations read are trained on",
+                advice=(
+                    "Split the data before the DataLoaders are made, and give the evaluation the part that is not "
+                    "trained on."
+                ),
             ),
         ),
     ),

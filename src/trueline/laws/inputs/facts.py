@@ -58,10 +58,32 @@ SUBJECTS = (
         "between which numbers inputs lie",
         ranges,
         (
-            Mark("inputs-large", lambda value: max(_sizes(value["inputs"]), default=0.0) > LARGE),
-            Mark("inputs-tiny", lambda value: min(_sizes(value["inputs"]), default=1.0) < TINY),
-            Mark("targets-large", lambda value: max(_sizes(value["targets"]), default=0.0) > LARGE),
-            Mark("targets-tiny", lambda value: min(_sizes(value["targets"]), default=1.0) < TINY),
+            Mark(
+                "inputs-large",
+                lambda value: max(_sizes(value["inputs"]), default=0.0) > LARGE,
+                advice="Normalise the inputs, as by their mean and deviation on the training data.",
+            ),
+            Mark(
+                "inputs-tiny",
+                lambda value: min(_sizes(value["inputs"]), default=1.0) < TINY,
+                advice="Look for a division too many (by 255, and again by 255), and normalise the inputs.",
+            ),
+            Mark(
+                "targets-large",
+                lambda value: max(_sizes(value["targets"]), default=0.0) > LARGE,
+                advice=(
+                    "Normalise the targets, as by their mean and deviation on the training data, and undo that on "
+                    "predictions."
+                ),
+            ),
+            Mark(
+                "targets-tiny",
+                lambda value: min(_sizes(value["targets"]), default=1.0) < TINY,
+                advice=(
+                    "Normalise the targets, as by their mean and deviation on the training data, and undo that on "
+                    "predictions."
+                ),
+            ),
         ),
     ),
 )

@@ -148,6 +148,10 @@ SUBJECTS = (
                 lambda value: bool(_short_states(value)),
                 short_states,
                 said_by=("weights-in-16-bits",),
+                advice=(
+                    "Keep the weights in float32 and compute in 16 bits by `torch.autocast`: the optimizer's "
+                    "states have the dtype of the weights."
+                ),
             ),
         ),
     ),
@@ -157,8 +161,16 @@ SUBJECTS = (
         "the size of updates",
         update_over_weight,
         (
-            Mark("updates-large", lambda value: min(value["parts"].values()) > LARGE),
-            Mark("updates-tiny", lambda value: 0 < max(value["parts"].values()) < TINY),
+            Mark(
+                "updates-large",
+                lambda value: min(value["parts"].values()) > LARGE,
+                advice="Lower the learning rate: each update changes the weights by a large part of their size.",
+            ),
+            Mark(
+                "updates-tiny",
+                lambda value: 0 < max(value["parts"].values()) < TINY,
+                advice="Raise the learning rate, or look by what gradients are divided: the weights hardly change.",
+            ),
         ),
     ),
     Subject(
@@ -166,6 +178,12 @@ SUBJECTS = (
         "update",
         "settings of the optimizer that change",
         changed_settings,
-        (Mark("settings-changed", lambda value: not all(change.get("scheduled") for change in value.values())),),
+        (
+            Mark(
+                "settings-changed",
+                lambda value: not all(change.get("scheduled") for change in value.values()),
+                advice="Look for what assigns to `optimizer.param_groups` or loads its state while it trains.",
+            ),
+        ),
     ),
 )

@@ -70,7 +70,13 @@ SUBJECTS: tuple[Subject, ...] = (
         "data",
         "padding",
         padding,
-        (Mark("mostly-padding", lambda value: value["share"] > HALF),),
+        (
+            Mark(
+                "mostly-padding",
+                lambda value: value["share"] > HALF,
+                advice="Pad to the longest sample of the batch, and put samples of like length into one batch.",
+            ),
+        ),
     ),
     Subject("token-targets", "data", "tokens that are targets", targets),
 )

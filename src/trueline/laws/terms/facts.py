@@ -98,7 +98,14 @@ SUBJECTS = (
         "loss",
         "what backward is called on",
         terms,
-        (Mark("term-times-zero", lambda value: "times_zero" in value, counts_nothing),),
+        (
+            Mark(
+                "term-times-zero",
+                lambda value: "times_zero" in value,
+                counts_nothing,
+                advice="Look at the weight of that term: with 0 it trains nothing.",
+            ),
+        ),
     ),
     Subject(
         "chance",
@@ -106,14 +113,30 @@ SUBJECTS = (
         "the loss without a look at the inputs",
         chance,
         # That last losses are not lower is no mark: of short trainings it says that they are short.
-        (Mark("first-loss-above-chance", is_far_above_chance),),
+        (
+            Mark(
+                "first-loss-above-chance",
+                is_far_above_chance,
+                advice=(
+                    "Look at how the last layer is drawn, whether logits are scaled, and whether labels are those "
+                    "of the classes."
+                ),
+            ),
+        ),
     ),
     Subject(
         "classes",
         "data",
         "classes that are targets",
         classes,
-        (Mark("class-never-target", is_never_target, never_targets),),
+        (
+            Mark(
+                "class-never-target",
+                is_never_target,
+                never_targets,
+                advice="Look at the labels: a class may be missing in the data, or labels may begin at 1.",
+            ),
+        ),
     ),
     Subject("probability-ratios", "loss", "ratios of probabilities", clipping_of_ratios),
 )

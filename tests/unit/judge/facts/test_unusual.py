@@ -86,6 +86,20 @@ def test_facts_have_no_place_in_annotations(run):
     assert "trueline facts" in str(result.exception)
 
 
+def test_what_to_do_and_where_more_stands_is_said_of_each(run, monkeypatch):
+    rated(monkeypatch, {"rate-zero": ROW})
+    lines = CliRunner().invoke(app, ["check", str(run)]).stdout.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("  unusual.rate-zero: "))
+    assert lines[at - 1].startswith("To confirm: only you know whether this is meant.")
+    assert lines[at + 1].startswith("    next: Make the schedule as long as the training")
+    assert lines[at + 2] == "    more: trueline explain unusual.rate-zero"
+    # what may spoil the training comes before where nobody has looked yet
+    assert not any(line.startswith("Not looked at") for line in lines[:at])
+    explained = CliRunner().invoke(app, lines[at + 2].split("trueline ")[1].split())
+    assert explained.exit_code == 0
+    assert "Make the schedule as long as the training" in explained.stdout
+
+
 def test_what_is_confirmed_stays_silent(run, monkeypatch):
     rated(monkeypatch, {"rate-zero": ROW})
     unknown = CliRunner().invoke(app, ["confirm", str(run), "rate-zero"])
@@ -100,8 +114,9 @@ def test_what_is_confirmed_stays_silent(run, monkeypatch):
     assert CliRunner().invoke(app, ["confirm", str(run), "unusual.rate-zero"]).exit_code == 0  # once more is no mistake
 
 
-def test_the_rarest_come_first_and_five_are_shown(run, monkeypatch):
-    from trueline.cli.verbs.check import confirm_lines
+def test_the_rarest_come_first_and_five_are_shown(run, monkeypatch, capsys):
+    from trueline.cli.lines import screen
+    from trueline.cli.verbs.check import print_to_confirm
     from trueline.judge.check_run import CheckReport
     from trueline.judge.facts.unusual import unusual_findings
     from trueline.schema.finding import Finding
@@ -113,13 +128,25 @@ def test_the_rarest_come_first_and_five_are_shown(run, monkeypatch):
     law = Finding("grad-accumulates", "confirm", "A gradient changed.")
     report = CheckReport(str(run), (*findings, law), Judged())
     assert [finding.id for finding in report.to_confirm] == ["grad-accumulates", *(f"unusual.{n}" for n in range(1, 6))]
-    lines = confirm_lines(report)
-    assert [line.partition(":")[0] for line in lines[:5]] == [
+    print_to_confirm(screen(), report)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == "To confirm: only you know whether these are meant. What is not may have spoilt the training."
+    assert [line.partition(":")[0].strip() for line in lines if line.startswith("  ") and line[2] != " "][:5] == [
         "grad-accumulates",
         *(f"unusual.{n}" for n in range(1, 5)),
     ]
-    assert lines[5].startswith("and 1 more")
-    assert lines[6] == f"Meant? `trueline confirm {run} grad-accumulates`"
+    assert lines[-3].startswith("  and 1 more")
+    assert lines[-2] == f"  Meant? `trueline confirm {run} grad-accumulates`"
+
+
+def test_every_mark_has_its_advice_and_is_explained():
+    from trueline.judge.facts.unusual import all_marks, manuals_of_marks
+
+    manuals = manuals_of_marks()
+    for name, (_, mark) in all_marks().items():
+        assert mark.advice.endswith("."), name
+        assert mark.advice in manuals[f"unusual.{name}"]
+        assert name in manuals["unusual"]
 
 
 @pytest.mark.parametrize(("severity", "is_said"), [("error", True), ("confirm", True), ("info", False)])
