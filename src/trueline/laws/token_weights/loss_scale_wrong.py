@@ -41,6 +41,11 @@ makes small gradients smaller, which it is there to prevent ("something is likel
 where it was 1 or more before, at three updates or more. It began anew where the first update after a start of the job
 has the numbers of the very first one, and they do not follow from the update before by its growth and backoff factors.
 
+Hugging Face's Trainer hands the number of targets of all micro-batches, `num_items_in_batch`, to each model whose
+forward takes `**kwargs`, multiplies the loss by the ranks, and then leaves every division to the model. A model that
+is given that number and whose targets weigh the micro-batches, or the micro-batches times the ranks, together, does
+not divide by it: many classifiers of transformers return the plain mean.
+
 Left alone are sums that are meant: a token that weighs 1, or 1 over the number of samples (the sum over a sample's
 tokens); as many as there are ranks (multiplied since the reduction averages), unless that is also the number of
 micro-batches and nothing is multiplied or divided at all; one over the ranks, other than under DDP (a reduction that
@@ -94,6 +99,7 @@ from trueline.laws.token_weights.token_weighting import (
     counted_noun,
     weighed_steps,
 )
+from trueline.schema.columns.input_values import input_facts
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site
@@ -111,6 +117,7 @@ NEEDS: tuple[str, ...] = (
     "passes_begun",
     "loss_scaler",
     "closing_loss_scaler",
+    "input_facts",
 )
 
 NEAR = 0.02
@@ -122,6 +129,9 @@ MIN_STEPS = 3
 EQUAL = 1e-3
 """Relative difference within which a sum is a quotient of two counts: it is exact but for rounding, and with a thousand
 targets a sample one more is within ``LEAST_DIFFERENCE``."""
+
+TARGET_COUNT = "num_items_in_batch"
+"""Argument by which Hugging Face's Trainer gives a model the number of targets of all micro-batches and ranks."""
 
 LOSS_SCALE = 16.0
 """Powers of two from here on may be a loss scale."""
@@ -272,6 +282,8 @@ def _sum_findings(run: Run) -> list[Finding]:
             f"{max(total.value for total in wrong):.3g}, as a loss that is a sum on purpose",
             reason="undecidable",
         )
+    if because := _count_unused(run, wrong[0].step, value, num_ranks):
+        return [_finding(wrong, value, "count-unused", because, among=steps, noun=noun)]
     if purpose := _possible_purpose(run, wrong[0].step, value, num_ranks):
         raise CannotTell(f"all tokens together weigh {value:.4g}, {purpose}", reason="undecidable")
     if num_passes := _num_cleared_passes(run, wrong):
@@ -405,6 +417,24 @@ def _possible_purpose(run: Run, step: WeighedStep, value: float, num_ranks: int)
     return ""
 
 
+def _count_unused(run: Run, step: WeighedStep, value: float, num_ranks: int) -> str:
+    """Clause on a model that is given the number of targets of all micro-batches and ranks, and returns a mean over its
+    own; '' where it is not given, or the sum is another one.
+    """
+    micros, near = step.num_micro or 1, LEAST_DIFFERENCE + step.rounding
+    factors = [(micros, 1)] if num_ranks == 1 else [(micros, num_ranks), (micros, 1)]
+    match = next(((m, ranks) for m, ranks in factors if m * ranks > 1 and _is(value, m * ranks, near)), None)
+    given = (fact.name for text in run.texts("input_facts").values() for fact in input_facts(text))
+    if match is None or TARGET_COUNT not in given:
+        return ""
+    times = [f"{match[0]} micro-batches of a step"] if match[0] > 1 else []
+    times += [f"{match[1]} ranks"] if match[1] > 1 else []
+    return (
+        f": the loss is not divided by the {' on '.join(times)}: the model is given {TARGET_COUNT} to do that, and "
+        "returns a plain mean"
+    )
+
+
 def _first_is_counted(run: Run, wrong: Sequence[_WeightSum]) -> bool:
     """True where at each step the loss is divided by one more token a sample than it has targets, which are known to be
     next tokens: of targets of samples, a loss that is divided by 2 has the same sum.
@@ -465,6 +495,10 @@ _ADVICE = {
         "Nothing is wrong with the run: its learning rate is in effect that many times as large. Count "
         "labels[..., 1:] where labels are counted (Hugging Face's Trainer counts all of them where the model's class "
         "is not named …ForCausalLM, as GPT2LMHeadModel).",
+    ),
+    "count-unused": (
+        "Hugging Face's Trainer leaves the division to each model whose forward takes **kwargs. Before the Trainer is "
+        "made, set model.accepts_loss_kwargs = False: it then divides by the micro-batches itself.",
     ),
     **dict.fromkeys(
         ("sum", "divided-again", "scaled"),

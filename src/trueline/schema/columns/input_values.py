@@ -53,7 +53,7 @@ def facts_text(facts: Sequence[InputFact]) -> str:
 
 def input_values(facts: str, numbers: Sequence[int]) -> tuple[InputValue, ...]:
     """Of one row of both columns; empty where they are not of each other."""
-    facts_of_row = _facts_of(facts)
+    facts_of_row = input_facts(facts)
     num_fields = next((num for num in (NUM_FIELDS, NUM_FIELDS - 1) if len(numbers) == num * len(facts_of_row)), 0)
     if not num_fields:
         return ()
@@ -77,8 +77,8 @@ def _value_of(
 
 
 @lru_cache(maxsize=256)
-def _facts_of(text: str) -> tuple[InputFact, ...]:
-    """Of the string of the column, which is one for most steps, and which several checks read."""
+def input_facts(text: str) -> tuple[InputFact, ...]:
+    """The tensors of a string of ``input_facts``, which is one for most steps, and which several checks read."""
     return tuple(
         InputFact(str(name), bool(target), str(dtype), tuple(shape), int(classes))
         for name, target, dtype, shape, classes in json.loads(text)

@@ -15,6 +15,7 @@ from tests.unit.trained_updates import mlp
 import trueline
 from trueline.laws.token_weights.columns import TokenWeights
 from trueline.laws.token_weights.token_weighting import LEAST_DIFFERENCE
+from trueline.schema.columns.input_values import InputFact, facts_text
 
 CODES = ("loss-scale-wrong", "token-weights-differ")
 FLOAT32 = 8e-7
@@ -229,6 +230,40 @@ def test_a_wrong_sum_is_a_warning_with_a_cause_of_its_own(tmp_path, weigh, becau
     assert finding.severity == "warning"
     assert because in finding.claim
     assert trueline.diagnose(run).verdicts[0].cause == cause
+
+
+@pytest.mark.parametrize(
+    ("argument", "num_ranks", "factor", "clause"),
+    [
+        ("num_items_in_batch", 1, 3, "by the 3 micro-batches of a step: the model is given num_items_in_batch"),
+        (
+            "num_items_in_batch",
+            2,
+            6,
+            "by the 3 micro-batches of a step on 2 ranks: the model is given num_items_in_batch",
+        ),
+        ("num_items_in_batch", 2, 3, "by the 3 micro-batches of a step: the model is given num_items_in_batch"),
+        ("num_items_in_batch", 1, 1, None),
+        ("num_items_in_batch", 1, 1.5, ", and should weigh 1"),
+        ("count", 1, 3, "is not divided by the 3 micro-batches"),
+    ],
+)
+def test_a_model_that_is_given_the_number_of_targets_and_does_not_divide(tmp_path, argument, num_ranks, factor, clause):
+    facts = facts_text([InputFact("labels", False, "torch.int64", (8,)), InputFact(argument, False, "torch.int64", ())])
+    run = run_of(tmp_path / "run", lambda counts: factor * fair(counts), num_ranks=num_ranks, input_facts=facts)
+    found = findings(run).get("loss-scale-wrong")
+    assert (found is None) == (clause is None)
+    assert found is None or clause in found.claim
+    if found is not None and found.evidence["kind"] == "count-unused":
+        assert "model.accepts_loss_kwargs = False" in found.next[0]
+        assert trueline.diagnose(run).verdicts[0].cause == "loss-not-divided"
+
+
+def test_a_loss_that_is_multiplied_by_the_ranks_and_not_divided_by_a_count_that_is_given(tmp_path):
+    facts = facts_text([InputFact("num_items_in_batch", False, "torch.int64", ())])
+    weigh = lambda counts: counts.shape[0] * fair(counts)  # noqa: E731
+    run = run_of(tmp_path / "run", weigh, num_ranks=2, num_micro=1, input_facts=facts)
+    assert "is not divided by the 2 ranks: the model is given" in findings(run)["loss-scale-wrong"].claim
 
 
 NEXT_TOKENS = [0, 0, 99, 0, 0, 0, 0, 99, 0, 0]
