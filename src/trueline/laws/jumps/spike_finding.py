@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trueline.judge.compared_ranks import Floats
-from trueline.judge.stats.peaks_over_threshold import STEPS_BEFORE, Spike, num_judged
+from trueline.judge.stats.peaks_over_threshold import STEPS_BEFORE, Spike, num_judged, stretches
 from trueline.laws.jumps.run_series import WholeRun
 from trueline.schema.errors import CannotTell
 
@@ -24,15 +24,20 @@ def require_steps(log_T: Floats, series: WholeRun, noun: str) -> None:
     measured, steps = int(np.count_nonzero(np.isfinite(log_T))), len(series.steps)
     if not measured:
         raise CannotTell(f"it needs {noun}, and no step of this Run has one of all workers")
-    last = max(series.starts, default=0)  # steps before a start are not compared with those after
-    start_clause = (
-        f"; the learning rate or the number of micro-batches last changed at step {int(series.steps[last])}"
-        if last
-        else ""
-    )
-    counts = f"{measured}" if measured == steps else f"{measured} with {noun} among its {steps}"
+    # steps before a start are not compared with those after
+    pasts = stretches(len(log_T), series.starts)
+    longest = max(int(np.count_nonzero(np.isfinite(log_T[begin:end]))) for begin, end in pasts)
+    clause = f" with {noun} among its {steps}" if measured < steps else ""
+    if len(pasts) > 1:
+        clause = f" with {noun}" if measured < steps else ""
+        clause += (
+            " without a jump of the learning rate or of the number of micro-batches in between (the last one at step "
+            f"{int(series.steps[pasts[-1][0]])})"
+        )
+    num = f"at most {longest}" if len(pasts) > 1 else f"{longest}"
+    clause += " and none after them" if longest == STEPS_BEFORE else ""
     raise CannotTell(
-        f"it takes {STEPS_BEFORE} steps before one can be compared with them, and this Run has {counts}{start_clause}",
+        f"it takes {STEPS_BEFORE} steps before one can be compared with them, and this Run has {num}{clause}",
         reason="too-few-steps" if measured == steps or steps <= STEPS_BEFORE else "no-data",
     )
 
