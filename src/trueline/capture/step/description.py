@@ -17,8 +17,7 @@ from trueline.capture.step.call_sites import call_sites
 from trueline.capture.step.schedule import MAX_INTERVAL, Decision
 from trueline.capture.step.working_parts import Watching
 from trueline.schema.files.run_manifest import ParamLists, PlanRevision, RankEnv, with_interval
-from trueline.schema.plan import SHORT_S, Plan
-from trueline.schema.text.words import milliseconds
+from trueline.schema.plan import EARLY_STEPS, Plan
 
 _FACTS_S = 5.0
 """Seconds that closing waits for facts of the job that are still collected: a Run of few steps is to have them, too."""
@@ -104,27 +103,22 @@ class Description:
             self._send(plans=[*self.manifest.plans, taken_up])
 
     def note_interval(self, decision: Decision, *, step: int) -> None:
-        """Note in the manifest which interval is followed, and its cost where that is over the budget."""
+        """Note in the manifest which interval is followed, and why; what that costs is measured, not foretold."""
         interval, early = decision.interval, decision.interval < decision.by_budget
         if self.manifest is None or (interval, early) == self._interval:
             return
         self._interval = interval, early
-        why, cost = "the smallest interval within the budget", _cost(decision)
+        why = "the smallest interval within the budget of time"
         if early:
-            why = f"the budget asks for every {decision.by_budget}, and checks need more in the first steps; {cost}"
+            by_budget = f"then the budget of time asks for every {decision.by_budget}"
+            why = f"checks need as many in the first {EARLY_STEPS} steps, {by_budget}"
         elif decision.floor:
-            why = f"no interval keeps the budget, as steps that are not sampled take more; {cost}"
+            why = "no interval keeps the budget of time, as steps that are not sampled take more"
         elif interval == MAX_INTERVAL:
-            why = f"the budget asks for fewer; {cost}"
+            why = "the budget of time asks for fewer"
         self._send(notes=with_interval(self.manifest.notes, interval, step=step, why=why))
 
     def _send(self, **changed: object) -> None:
         """Send both, the manifest with the fields that have ``changed``; only the first rank has one."""
         self.manifest = self.manifest and self.manifest.model_copy(update=changed)
         self._watching.safe_sink.describe(self.manifest, self.env)
-
-
-def _cost(decision: Decision) -> str:
-    short = f", as steps take {milliseconds(decision.step_s)} only" if decision.step_s < SHORT_S else ""
-    share = f"{decision.cost_s / decision.step_s:.1%} of step time"
-    return f"watching takes {milliseconds(decision.cost_s)} of a step on average ({share}{short})"

@@ -52,14 +52,12 @@ LOOKS_AGAIN = 8
 
 @dataclass(frozen=True)
 class Decision:
-    """The interval to follow, the one that the budget asks for by itself, the seconds that watching takes of a step at
-    the first, on average, those of a step, and whether steps that are not sampled cost more than the budget already.
+    """The interval to follow, the one that the budget asks for by itself, and whether steps that are not sampled
+    cost more than the budget already.
     """
 
     interval: int
     by_budget: int
-    cost_s: float
-    step_s: float
     floor: bool = False
 
 
@@ -177,7 +175,7 @@ class Schedule:
         holds_from = step + 2 * interval
         next_interval = min(by_budget, EARLY_INTERVAL) if holds_from < self.first + EARLY_STEPS else by_budget
         self._changes.append((holds_from, next_interval))
-        return Decision(next_interval, by_budget, plain + (sampled - plain) / next_interval, step_s, floor=room <= 0)
+        return Decision(next_interval, by_budget, floor=room <= 0)
 
 
 class Recheck:
