@@ -90,9 +90,7 @@ def check(run: Run) -> list[Finding]:
     """Findings on loads, at most ``MOST_FINDINGS``; raises ``CannotTell`` where none were looked at."""
     texts = run.texts("loads") if run.has("loads") else {}
     if not texts:
-        raise CannotTell(
-            "what was loaded before training is seen only of jobs that `trueline run` starts", reason="not-recorded"
-        )
+        raise CannotTell(run.manifest.only_from_start("what was loaded before training"), reason="not-recorded")
     by_load: dict[tuple[int, Load], list[int]] = {}
     for (step, rank), text in sorted(texts.items()):
         for load in loads_from(text):

@@ -78,7 +78,7 @@ def check(run: Run) -> list[Finding]:
     """Findings on modules, at most ``MOST_FINDINGS``; raises ``CannotTell`` where no loads were looked at."""
     texts = run.texts("self_loads") if run.has("self_loads") else {}
     if not texts:
-        raise CannotTell("what is loaded is seen only of jobs that `trueline run` starts", reason="not-recorded")
+        raise CannotTell(run.manifest.only_from_start("what is loaded"), reason="not-recorded")
     ranks_by_load: dict[tuple[OwnLoad, int], tuple[_Loads, list[int]]] = {}
     begin = int(run.restarts[-1]) if len(run.restarts) else int(run.steps[0])
     changed = run.lists("self_loads_changed")

@@ -103,9 +103,7 @@ def check(run: Run) -> list[Finding]:
 def _rates_made(run: Run) -> list[float]:
     rows = run.lists("rates_made", ranks=data_parallel_ranks(run)[:1]) if run.has("rates_made") else {}
     if not rows:
-        raise CannotTell(
-            "optimizers are seen as they are made only in jobs that `trueline run` starts", reason="by-design"
-        )
+        raise CannotTell(run.manifest.only_from_start("with what rate an optimizer is made"), reason="by-design")
     own_rates = rows[max(rows)].tolist()
     if not own_rates:
         raise CannotTell("the optimizer was made with the learning rate of its class", reason="by-design")

@@ -132,6 +132,12 @@ class Manifest(BaseModel):
         """Of a Run that is written as of one that is read: older versions kept all words."""
         return redacted_words(command)
 
+    def only_from_start(self, subject: str) -> str:
+        """Why a Run has nothing of a ``subject`` that is seen only in processes that `trueline run` starts."""
+        if self.argv:
+            return f"{subject} was not looked at: an older version wrote this Run, or the look failed"
+        return f"{subject} is seen only in jobs that `trueline run` starts"
+
     def plan_at(self, step: int) -> dict[str, Any]:
         """The Plan that was in force at ``step``, by which it was recorded if it was."""
         return next((entry.plan for entry in reversed(self.plans) if entry.step <= step), self.plan)

@@ -235,7 +235,7 @@ def test_loads_before_a_watch_of_ones_own_are_not_known(tmp_path):
     loads.stop()
     findings, why = asked(trained(tmp_path / "run", Encoder()), load_missed.CODE)
     assert findings == []
-    assert why == ["what was loaded before training is seen only of jobs that `trueline run` starts"]
+    assert why == ["what was loaded before training is seen only in jobs that `trueline run` starts"]
 
 
 def test_what_from_pretrained_knows_is_read(tmp_path):

@@ -11,6 +11,7 @@ import trueline
 from trueline.capture.probes.loads import loads
 from trueline.laws.aliases import copy_is_model
 from trueline.laws.initial_values import loads_itself
+from trueline.schema.errors import CannotTell
 
 STEPS = 8
 
@@ -135,7 +136,15 @@ def test_where_nobody_listens_it_cannot_be_told(tmp_path):
     target = QNet()
     trained(tmp_path / "run", QNet(), into_itself(target))
     _, (why,) = asked(tmp_path / "run", loads_itself.CODE)
-    assert why == "what is loaded is seen only of jobs that `trueline run` starts"
+    assert why == "what is loaded is seen only in jobs that `trueline run` starts"
+
+
+def test_of_a_job_that_trueline_run_started_that_is_not_the_reason(tmp_path):
+    trained(tmp_path / "run", QNet(), lambda step: None)
+    run = trueline.open_run(tmp_path / "run")
+    run.manifest.argv.append("python")
+    with pytest.raises(CannotTell, match=r"what is loaded was not looked at: an older version wrote this Run"):
+        loads_itself.check(run)
 
 
 @pytest.mark.usefixtures("_listening")
