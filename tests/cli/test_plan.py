@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shlex
 
 import pytest
 
@@ -169,3 +171,28 @@ def test_overwriting_a_run_takes_its_plan_files_away(tmp_path):
         write_plan(path, Plan())
     RunWriter(tmp_path / "run", rank=0, overwrite=True).close()
     assert {entry.name for entry in (tmp_path / "run").iterdir()}.isdisjoint({"plan.json", "plans"})
+
+
+@pytest.mark.parametrize(
+    ("keys", "options"),
+    [
+        ({}, ""),
+        ({"confirmed": ["rate-zero", "tie-lost.end"]}, "--set confirmed=rate-zero,tie-lost.end"),
+        ({"preset": "laws", "every": 5}, "--plan laws --set every=5"),
+        ({"steps": [3, None], "names": ["*.weight", "head"]}, "--set steps=3: --set 'names=*.weight,head'"),
+        ({"worker_groups": [[0, 1], [2, 3]], "local_updates": True}, None),
+        ({"preset": "mix", "names": ["a,b"], "ranks": [0, 2], "depth": "tensor", "steps": [1, 2]}, None),
+        ({"stop": "enough", "next_steps": 2}, ""),
+    ],
+)
+def test_options_of_a_plan_make_it_again(keys, options):
+    from trueline.cli.plan_keys import key_and_value, options_of
+
+    plan = Plan.load(keys)
+    words = shlex.split(options_of(plan))
+    if options is not None:
+        assert options_of(plan) == options
+    values = [word for before, word in itertools.pairwise(words) if before == "--set"]
+    preset = words[1] if words[:1] == ["--plan"] else "workers"
+    remade = Plan.load({"preset": preset} | dict(map(key_and_value, values)))
+    assert remade == plan.model_copy(update={"stop": "", "next_steps": None})

@@ -20,6 +20,7 @@ def command(
     from rich.text import Text
 
     from trueline.cli.lines import print_advice, screen
+    from trueline.cli.plan_keys import options_of
     from trueline.cli.waiting import waiting
     from trueline.judge.actions import Commands
     from trueline.judge.check_run import check
@@ -36,9 +37,10 @@ def command(
         has = f"It has {listed(open_ids)}" if open_ids else "It has nothing to confirm"
         raise InputError(f"Nothing to confirm in Run '{run}' is called '{missing[0]}'. {has}.")
     confirm(opened, ids)
-    plan = plan_in_force(opened)
-    keys = f"--plan {plan.preset} --set confirmed={','.join(sorted(confirmed_ids(opened)))}"
+    options = options_of(plan_in_force(opened).model_copy(update={"confirmed": tuple(sorted(confirmed_ids(opened)))}))
     commands = Commands(run, tuple(opened.manifest.argv))
     console = screen()
     console.print(f"Confirmed: {listed(ids)}.", markup=False, highlight=False)
-    print_advice(console, Text(commands.filled(f"In the next job: `trueline run {keys} -- COMMAND`")), indent=0)
+    if unconfirmed := [name for name in open_ids if name not in ids]:
+        console.print(f"Left to confirm: {listed(unconfirmed)}.", markup=False, highlight=False)
+    print_advice(console, Text(commands.filled(f"In the next job: `trueline run {options} -- COMMAND`")), indent=0)

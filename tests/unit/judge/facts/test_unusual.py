@@ -106,7 +106,7 @@ def test_what_is_confirmed_stays_silent(run, monkeypatch):
     assert str(unknown.exception).endswith("is called 'rate-zero'. It has unusual.rate-zero.")
     result = CliRunner().invoke(app, ["confirm", str(run), "unusual.rate-zero"])
     assert result.exit_code == 0
-    assert "trueline run --plan workers --set confirmed=unusual.rate-zero" in result.stdout
+    assert "trueline run --set every=1 --set confirmed=unusual.rate-zero -- COMMAND" in result.stdout
     report = trueline.check(run)
     assert not report.to_confirm
     assert not any(finding.code == "unusual" for finding in report.worth_knowing)
