@@ -46,6 +46,12 @@ def test_what_no_check_finds_is_explained_too(monkeypatch, capsys, code):
     assert code in listed
 
 
+@pytest.mark.parametrize("remedy", ['"interval": "step"', "estimated_stepping_batches", "Trainer", "num_processes"])
+def test_the_length_of_a_schedule_has_its_remedy_in_each_framework(monkeypatch, capsys, remedy):
+    _, out, _ = call(monkeypatch, capsys, "explain", "schedule-length")
+    assert remedy in out.partition("Wrong and right")[2]
+
+
 def test_the_id_of_a_finding_is_explained_by_its_code(monkeypatch, capsys):
     code, out, _ = call(monkeypatch, capsys, "explain", "replica-drift.1f2e3d4c")
     assert (code, out) == (0, f"replica-drift\n{replica_drift.__doc__.strip()}\n")

@@ -49,6 +49,22 @@ for step in range(max_steps):
     update()
     scheduler.step()
 ```
+
+Lightning steps a scheduler once an epoch, unless it is told to after each update. Right:
+
+```python
+def configure_optimizers(self):
+    optimizer = AdamW(self.parameters(), lr=1e-3)
+    scheduler = OneCycleLR(optimizer, max_lr=1e-3, total_steps=self.trainer.estimated_stepping_batches)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+```
+
+Hugging Face's Trainer makes a schedule of the right length by itself, and steps it after each update: give it
+`lr_scheduler_type` and `warmup_steps`, and no scheduler of your own; or with one of your own the number of updates,
+`ceil(len(loader) / gradient_accumulation_steps) * num_train_epochs` or `max_steps`.
+
+Accelerate steps a scheduler that it has prepared once for each process, unless `split_batches` is set: make it for
+`max_steps * num_processes`, or do not prepare it.
 """
 
 from __future__ import annotations
@@ -174,6 +190,6 @@ def _finding(run: Run, schedule: Followed, name: str, num_updates: int) -> Findi
         evidence={"kind": "early" if early else "late", "option": name, "pace": schedule.pace},
         next=(
             "Make the schedule for as many steps as it is called: updates, times the processes where Accelerate has "
-            "prepared it, times the micro-batches where it is stepped after each. If it is meant, nothing is wrong.",
+            "prepared it, times the micro-batches where it is stepped after each.",
         ),
     )
