@@ -34,6 +34,13 @@ COLUMNS: tuple[Column, ...] = (
         "the configuration calls the end of a text, is a target.",
     ),
     Column(
+        "first_targets",
+        "list<int64>",
+        "",
+        "On some sampled steps, of each pass over token ids `FirstTargets`: behind how many tokens of a row its "
+        "targets begin, behind which, and where they end.",
+    ),
+    Column(
         "edge_tokens",
         "list<int64>",
         "",

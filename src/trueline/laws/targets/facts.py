@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trueline.judge.facts.fact import Mark, Subject
 from trueline.schema.columns.edge_tokens import EdgeTokens
 from trueline.schema.columns.end_tokens import NO_TOKEN, EndTokens
+from trueline.schema.columns.first_targets import FirstTargets
 from trueline.schema.errors import CannotTell
+from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 
 HALF = 0.5
@@ -40,6 +43,58 @@ def targets(run: Run) -> tuple[str, Any] | None:
     share = min(num_targets / num_places, 1.0)
     value = {"targets": num_targets, "places": num_places, "share": round(share, 4)}
     return f"of rows with a target, {share:.0%} of the places have one that counts in the loss", value
+
+
+def first_targets(run: Run) -> tuple[str, Any] | None:
+    """Behind how many tokens of a row its targets begin, and behind which, where that is one token."""
+    rows = run.lists("first_targets").values()
+    passes = [tokens for row in rows for tokens in FirstTargets.from_row(row.tolist()) if tokens.rows]
+    if not passes:
+        return None
+    num_rows = sum(tokens.rows for tokens in passes)
+    least, greatest = min(tokens.least for tokens in passes), max(tokens.greatest for tokens in passes)
+    before = _one_token(passes, num_rows, lambda tokens: (tokens.before, tokens.before_rows))
+    second = _one_token(passes, num_rows, lambda tokens: (tokens.second, tokens.second_rows))
+    of_all = num_rows == sum(tokens.whole_rows for tokens in passes)
+    value = {
+        "rows": num_rows,
+        "least": least,
+        "greatest": greatest,
+        "before": before,
+        "second": second,
+        "trained_rows": sum(tokens.trained_rows for tokens in passes),
+    }
+    number = f"{least:,}" if least == greatest else f"{least:,} to {greatest:,}"
+    text = f"the first target of a row stands behind {counted(greatest, 'token').replace(f'{greatest:,}', number, 1)}"
+    # where all rows begin alike, the token in front of a target says nothing
+    if least < greatest and before is not None:
+        text += f", directly behind token {before}"
+    elif least < greatest and second is not None:
+        text += f", 2 places behind token {second}"
+    return f"{text}{', the last at its end' if of_all else ''}, in {counted(num_rows, 'row')}", value
+
+
+def _one_token(
+    passes: Sequence[FirstTargets], num_rows: int, of_pass: Callable[[FirstTargets], tuple[int, int]]
+) -> int | None:
+    """The token that all rows have there."""
+    tokens = {of_pass(tokens)[0] for tokens in passes}
+    return tokens.pop() if len(tokens) == 1 and sum(of_pass(tokens)[1] for tokens in passes) == num_rows else None
+
+
+def _skips_first(value: Mapping[str, Any]) -> bool:
+    """Whether all first targets stand 2 places behind one token, at several places, and what stands between are tokens
+    as those that are trained: a class or a language that is given in front of a text is none of these.
+    """
+    varies = value["least"] < value["greatest"] and value["before"] is None and value["second"] is not None
+    return varies and 2 * value["trained_rows"] > value["rows"]
+
+
+def _skipped(value: Mapping[str, Any]) -> str:
+    return (
+        f"the token behind token {value['second']} is never a target: in all of {counted(value['rows'], 'row')} "
+        "targets begin 2 places behind that one"
+    )
 
 
 def _side(run: Run) -> str:
@@ -79,4 +134,19 @@ SUBJECTS: tuple[Subject, ...] = (
         ),
     ),
     Subject("token-targets", "data", "tokens that are targets", targets),
+    Subject(
+        "first-targets",
+        "data",
+        "where targets begin",
+        first_targets,
+        (
+            Mark(
+                "first-token-untrained",
+                _skips_first,
+                _skipped,
+                advice="Print the tokens of a row beside its labels around the end of the prompt: targets that are "
+                "moved by one begin one place before the answer does.",
+            ),
+        ),
+    ),
 )

@@ -29,7 +29,7 @@ def passed(texts, *, end=(), pad=PAD, mask=True, left_out=(), eos=NO_TOKEN, leng
     if cut:
         labels = labels.masked_fill(attended.cumsum(1) > attended.sum(1, keepdim=True) - cut, -100)
     (tokens,) = EndTokens.from_row(
-        end_tokens.row_of(ids, attended if mask else None, labels[:, 1:], -100, 0, eos).tolist()
+        end_tokens.row_of(ids, attended if mask else None, labels[:, 1:], labels[:, 1:] != -100, 0, eos).tolist()
     )
     return tokens
 

@@ -1,10 +1,12 @@
 """Facts of tokens: padding and targets, as shares of the places of rows."""
 
 import pytest
+import torch
 from tests.unit.healthy_run import write_run
 from tests.unit.laws.targets.test_end_untrained import END, PAD, TEXTS, passed
 from tests.unit.laws.targets.test_token_doubled import passed as edged
 
+import trueline
 from trueline.laws.targets import facts
 
 
@@ -38,3 +40,82 @@ def test_rows_without_padding_have_no_such_line(tmp_path):
     assert facts.padding(run_of(tmp_path / "whole", passed([[9, 8, 7]] * 4))) is None
     none = write_run(tmp_path / "none", {(0, 0): {"loss": 1.0}})
     assert (facts.padding(none), facts.targets(none)) == (None, None)
+
+
+MARKER, TOKENS, LENGTH = 3, 40, 14
+NOT_SAID = "the token behind token 3 is never a target"
+
+
+class Reader(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.gru = torch.nn.Embedding(TOKENS, 16), torch.nn.GRU(16, 16, batch_first=True)
+        self.head = torch.nn.Linear(16, TOKENS)
+
+    def forward(self, ids):
+        return self.head(self.gru(self.embedding(ids))[0])
+
+
+def batch(step, *, late, between=(), prompts=(3, 8)):
+    """Rows of a prompt, a marker, tokens of which only some are read ``between``, and an answer, with its labels."""
+    draw = torch.Generator().manual_seed(step)
+    ids = torch.randint(10, TOKENS, (16, LENGTH), generator=draw)
+    labels = ids.clone()
+    for row, length in enumerate(torch.randint(*prompts, (16,), generator=draw).tolist()):
+        ids[row, length] = labels[row, length] = MARKER
+        if between:
+            ids[row, length + 1] = between[row % len(between)]
+        labels[row, : length + 1 + late] = -100
+    return ids, labels
+
+
+def trained(path, *, by="labels", **kinds):
+    """Facts and marks of where targets begin."""
+    torch.manual_seed(0)
+    model = Reader()
+    optimizer = torch.optim.AdamW(model.parameters())
+    watch = trueline.watch(model, optimizer, out=path)
+    for step in range(8):
+        ids, labels = batch(step, **kinds)
+        logits, goals = model(ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        if by == "labels":
+            loss = torch.nn.functional.cross_entropy(logits, goals)
+        else:
+            mask = (goals != -100).float()
+            losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
+            loss = (losses * mask).sum() / mask.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    watch.close()
+    (fact,) = (fact for fact in trueline.facts(path).facts if fact.name == "first-targets")
+    shares = next(fact.value["share"] for fact in trueline.facts(path).facts if fact.name == "token-targets")
+    return fact, shares
+
+
+@pytest.mark.parametrize("by", ["labels", "mask"])
+def test_a_mask_that_begins_one_late_skips_the_first_token(tmp_path, by):
+    fact, share = trained(tmp_path / "late", late=1, by=by)
+    assert fact.text == (
+        "the first target of a row stands behind 5 to 9 tokens, 2 places behind token 3, the last at its end, in "
+        "128 rows"
+    )
+    assert fact.marks["first-token-untrained"].startswith(NOT_SAID)
+    fact, whole = trained(tmp_path / "right", late=0, by=by)
+    assert "behind 4 to 8 tokens, directly behind token 3" in fact.text
+    assert not fact.marks
+    assert whole - share == pytest.approx(1 / LENGTH, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"late": 1, "between": (4, 5, 6)},  # a language or a class that is given in front of the text
+        {"late": 1, "between": (4,)},
+        {"late": 1, "prompts": (5, 6)},  # prompts of one length: what stands before a target is no marker
+        {"late": -4, "prompts": (3, 4)},
+        {"late": 3},
+    ],
+)
+def test_what_only_looks_like_a_late_mask_has_no_mark(tmp_path, kinds):
+    assert not trained(tmp_path / "run", **kinds)[0].marks

@@ -22,7 +22,7 @@ def found_in(tmp_path, *, without, rows=8, steps=4, next_tokens=False):
     labels_BL = ids_BT[:, 1:].clone()
     labels_BL[:without] = IGNORED
     numbers = {
-        "end_tokens": end_tokens.row_of(ids_BT, None, labels_BL, IGNORED, 0, 1).tolist(),
+        "end_tokens": end_tokens.row_of(ids_BT, None, labels_BL, labels_BL != IGNORED, 0, 1).tolist(),
         "edge_tokens": edge_tokens.row_of(ids_BT, None).tolist(),
     }
     if next_tokens:

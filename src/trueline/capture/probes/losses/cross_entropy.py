@@ -129,9 +129,19 @@ def targets(roots: Iterable[Tensor]) -> list[tuple[Tensor, int, int | None]]:
     """The targets of the cross-entropies below ``roots``, [N], the number that stands for none, and the
     ``first_position`` that they are of; those that hooks keep are left out.
     """
+    return [targets_of(node) for node in nodes_of(roots)]
+
+
+def targets_of(node: Any) -> tuple[Tensor, int, int | None]:
+    """Those of the cross-entropy ``node``."""
+    return node._saved_target.detach().flatten(), ignored_index(node), first_position(node)
+
+
+def nodes_of(roots: Iterable[Tensor]) -> list[Any]:
+    """The nodes of the cross-entropies below ``roots`` whose targets no hook keeps."""
     pending = deque(root.grad_fn for root in roots)
     visited: set[Any] = set()
-    targets_below: list[tuple[Tensor, int, int | None]] = []
+    nodes: list[Any] = []
     while pending and len(visited) < MAX_NODES:
         node: Any = pending.popleft()
         if node is None or node in visited:
@@ -140,8 +150,24 @@ def targets(roots: Iterable[Tensor]) -> list[tuple[Tensor, int, int | None]]:
         if not node.name().startswith("NllLoss"):
             pending.extend(parent for parent, _ in node.next_functions)
         elif not is_hooked(node._raw_saved_target):
-            targets_below.append((node._saved_target.detach().flatten(), ignored_index(node), first_position(node)))
-    return targets_below
+            nodes.append(node)
+    return nodes
+
+
+def at_weights(node: Any, take: Callable[[Tensor], None]) -> None:
+    """Call ``take``, once, with which targets, [N] bool, have a weight in the loss, where they are weighed behind a
+    cross-entropy that does not reduce them, when its gradient arrives; otherwise the labels alone tell.
+    """
+    if int(node._saved_reduction) != _UNREDUCED:
+        return
+    # taken off once it is called: what it holds is let go, also where the job keeps its graph
+    awaited = [take]
+
+    def reached(gradients: tuple[Tensor | None, ...]) -> None:
+        if gradients[0] is not None and awaited:
+            awaited.pop()(gradients[0].detach().flatten() != 0)
+
+    node.register_prehook(Hook(reached))
 
 
 def first_position(node: Any) -> int | None:

@@ -15,17 +15,16 @@ _BINS = 1 << 16
 
 
 def row_of(
-    ids_BT: Tensor, mask_BT: Tensor | None, target: Tensor, ignored: int, first_position: int | None, eos: int
+    ids_BT: Tensor, mask_BT: Tensor | None, target: Tensor, counts: Tensor, first_position: int | None, eos: int
 ) -> Tensor:
-    """int64 [numbers of ``EndTokens``]; ``target`` in any shape, ``ignored`` stands for none in it. ``first_position``
-    is that of the first target's position in the input, None where nobody knows it. ``eos`` as in ``EndTokens``.
+    """int64 [numbers of ``EndTokens``]; ``target`` and which of them ``counts`` in any shape. ``first_position`` is
+    that of the first target's position in the input, None where nobody knows it. ``eos`` as in ``EndTokens``.
     """
     num_rows, length = ids_BT.shape
     attended_BT = torch.ones_like(ids_BT, dtype=torch.bool)
     if mask_BT is not None and mask_BT.shape == ids_BT.shape and mask_BT.device == ids_BT.device:
         attended_BT = mask_BT != 0
-    target = target.flatten()
-    counts = target != ignored
+    target, counts = target.flatten(), counts.flatten()
 
     def targets_with(token: Tensor | int) -> Tensor:
         return ((target == token) & counts).sum()

@@ -21,7 +21,7 @@ from trueline.capture.probes.arguments import named_tensors
 from trueline.capture.probes.at_backward import BackwardProbe
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import MASKS, POSITIONS, TARGETS, attention_mask, token_ids
-from trueline.capture.probes.losses import cross_entropy, descent, edge_tokens, end_tokens, loss_inputs
+from trueline.capture.probes.losses import cross_entropy, descent, edge_tokens, end_tokens, first_targets, loss_inputs
 from trueline.capture.probes.losses.attached_targets import mark
 from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.passes import Pass
@@ -44,9 +44,9 @@ class TargetPlaceProbe(BackwardProbe):
     between = None
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared, ``end_tokens`` and
-        ``edge_tokens``, int64 [M, numbers], of those over token ids, and ``loss_operations``, int64 [M], and
-        ``loss_inputs``, int64 [M, numbers], of all.
+        """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared, ``end_tokens``,
+        ``first_targets`` and ``edge_tokens``, int64 [M, numbers], of those over token ids, and ``loss_operations``,
+        int64 [M], and ``loss_inputs``, int64 [M, numbers], of all.
         """
         if moment == "batch":
             ids, mask = token_ids(*step.args, **step.kwargs), attention_mask(*step.args, **step.kwargs)
@@ -60,12 +60,14 @@ class TargetPlaceProbe(BackwardProbe):
             self._decoder_ids = self._decoder_ids if step.module is None else _last_ids(step.module, step)
             self._look_at_edges(step)
             return {}
-        rows, operations, inputs, ends = self._rows, self._operations, self._inputs, self._ends
+        rows, operations, inputs = self._rows, self._operations, self._inputs
+        ends, firsts = list(self._ends.values()), list(self._firsts.values())
         of_edges = step.counted.take("edge_tokens", self._edges)
         self._forget(due=False)
         of_targets = step.counted.take("target_places", rows, backward=True)
         of_loss = step.counted.take("loss_inputs", inputs, backward=True)
         of_ends = step.counted.take("end_tokens", ends, backward=True)
+        of_ends |= step.counted.take("first_targets", firsts, backward=True)
         return {
             **of_edges,
             **of_targets,
@@ -76,12 +78,12 @@ class TargetPlaceProbe(BackwardProbe):
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``target_places`` and ``loss_inputs``, the sums over the passes of the step, and ``loss_operations`` of the
-        first one; ``end_tokens`` and ``edge_tokens`` of each.
+        first one; ``end_tokens``, ``first_targets`` and ``edge_tokens`` of each.
         """
         columns: dict[str, Any] = {}
         if len(counts := host.get("target_places", ())):
             columns["target_places"] = counts.sum(0).tolist()
-        for name in ("edge_tokens", "end_tokens"):
+        for name in ("edge_tokens", "end_tokens", "first_targets"):
             if len(numbers := host.get(name, ())):
                 columns[name] = numbers.flatten().tolist()
         if len(digests := host.get("loss_operations", ())):
@@ -98,7 +100,8 @@ class TargetPlaceProbe(BackwardProbe):
         self._decoder_ids: Tensor | None = None
         self._mask: Tensor | None = None
         self._eos = NO_TOKEN
-        self._ends: list[tuple[Pass, Tensor]] = []
+        self._ends: dict[int, tuple[Pass, Tensor]] = {}
+        self._firsts: dict[int, tuple[Pass, Tensor]] = {}
         self._edges: list[tuple[Pass, Tensor]] = []
         self._inputs: list[tuple[Pass, Tensor]] = []
         self._rows: list[tuple[Pass, Tensor]] = []
@@ -124,15 +127,33 @@ class TargetPlaceProbe(BackwardProbe):
                 digest, device = descent.operations_below(roots), local(roots[0]).device
                 self._operations.append((backward_pass, torch.full((1,), digest, device=device)))
                 self._inputs.append((backward_pass, loss_inputs.row_of(roots, ids, self._mask, device)[None]))
-            targets = [] if ids is None else cross_entropy.targets(roots)
-            if ids is not None and len(targets) == 1:
-                counts = _counts(ids, *targets[0])
-                if self._decoder_ids is not None:
-                    counts = _more_equal(counts, _counts(self._decoder_ids, *targets[0]))
-                if len(self._ends) < MAX_PASSES and targets[0][0].device == ids.device and ids.numel():
-                    numbers = end_tokens.row_of(ids, self._mask, *targets[0], self._eos)
-                    self._ends.append((backward_pass, numbers[None]))
-                self._rows += [] if counts is None else [(backward_pass, counts[None])]
+            nodes = [] if ids is None else cross_entropy.nodes_of(roots)
+            if ids is not None and len(nodes) == 1:
+                self._compare(backward_pass, ids, nodes[0])
+
+    def _compare(self, backward_pass: Pass, ids: Tensor, node: Any) -> None:
+        """Compare tokens with the targets of the cross-entropy ``node``."""
+        target, ignored, position = cross_entropy.targets_of(node)
+        counts = _counts(ids, target, ignored, position)
+        if self._decoder_ids is not None:
+            counts = _more_equal(counts, _counts(self._decoder_ids, target, ignored, position))
+        self._rows += [] if counts is None else [(backward_pass, counts[None])]
+        if len(self._ends) >= MAX_PASSES or target.device != ids.device or not ids.numel():
+            return
+        number, mask, eos, labelled = len(self._ends), self._mask, self._eos, target != ignored
+        ends, firsts = self._ends, self._firsts
+
+        def look(counts: Tensor) -> None:
+            with self._guard(self.name), torch.no_grad():
+                row = end_tokens.row_of(ids, mask, target, counts, position, eos)
+                ends[number] = (backward_pass, row[None])
+                first = first_targets.row_of(ids, mask, target, counts, position)
+                if first is not None:
+                    firsts[number] = (backward_pass, first[None])
+
+        look(labelled)
+        # a mask that losses are multiplied by leaves targets out which the labels do not
+        cross_entropy.at_weights(node, lambda weighed: look(_counting(labelled, weighed, len(ids))))
 
 
 def _last_ids(module: nn.Module, step: Step) -> Tensor | None:
@@ -175,6 +196,14 @@ def _counts(ids_BT: Tensor, target: Tensor, ignored: int, first_position: int | 
         compared.append(counts.sum())
         equal.append((is_equal & counts).sum())
     return torch.stack([*compared, *equal])
+
+
+def _counting(labelled: Tensor, weighed: Tensor, num_rows: int) -> Tensor:
+    """Targets that count: those with a weight, but for rows of which none has one, as where an advantage is 0."""
+    if not num_rows or labelled.numel() % num_rows:
+        return labelled & weighed
+    weighed_BL = weighed.view(num_rows, -1)
+    return labelled & (weighed_BL | ~weighed_BL.any(1, keepdim=True)).flatten()
 
 
 def _end_of_text(module: nn.Module) -> int:
