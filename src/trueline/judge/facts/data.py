@@ -257,8 +257,20 @@ def tokens(run: Run) -> tuple[str, Any] | None:
         return None
     of_rank = values_TN[measured_TN]
     low, high = int(of_rank.min()), int(of_rank.max())
+    if _counts_samples(run, values_TN):
+        return None  # a target a sample, as of a classification: how many samples there are is a fact of its own
     amount = f"{low}" if low == high else f"{low} to {high}"
-    return f"{amount} tokens a rank and update are trained on", {"least": low, "most": high}
+    per = "an update" if len(run.ranks) == 1 else "a rank and update"
+    return f"{amount} tokens {per} are trained on", {"least": low, "most": high}
+
+
+def _counts_samples(run: Run, tokens_TN: np.ndarray) -> bool:
+    """Whether as many tokens as samples were counted at each of the first steps."""
+    ranks, steps = data_parallel_ranks(run)[:FEW_RANKS], run.steps[:FEW_STEPS].tolist()
+    samples = run.lists("sample_digests", ranks=ranks, steps=steps)
+    return bool(samples) and all(
+        tokens_TN[steps.index(step), run.ranks.index(rank)] == len(digests) for (step, rank), digests in samples.items()
+    )
 
 
 def _loader(run: Run) -> dict[str, Any]:

@@ -190,6 +190,37 @@ def test_the_loss_is_what_was_trained(tmp_path, way):
     assert all(torch.equal(a, b) for a, b in zip(params, unwatched, strict=True))
 
 
+class Classifier(nn.Module):
+    """Returns what Hugging Face's models for sequences do, which take ``num_items_in_batch`` and do not need it."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x, labels=None, num_items_in_batch=None):
+        logits = self.head(x)
+        return SimpleNamespace(logits=logits, loss=cross_entropy(logits, labels))
+
+
+def test_a_label_of_a_sample_follows_no_other(tmp_path):
+    torch.manual_seed(1)
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, optimizer, out=tmp_path / "run")
+    losses = []
+    for _ in range(STEPS):
+        loss = model(torch.randn(8, 6), labels=torch.randint(0, CLASSES, (8,)), num_items_in_batch=torch.tensor(8)).loss
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.close()
+    run = trueline.open_run(tmp_path / "run")
+    assert run.pivot("loss")[0].ravel() == pytest.approx(losses, rel=2e-6)  # a float32 mean
+    assert run.pivot("tokens")[0].ravel().tolist() == [8] * STEPS
+    assert run.manifest.notes == []
+
+
 def test_where_the_model_returns_another_loss_the_run_says_which_was_taken(tmp_path):
     train(tmp_path / "run", of_preferences)
     run = trueline.open_run(tmp_path / "run")

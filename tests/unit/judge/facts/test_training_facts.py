@@ -206,6 +206,23 @@ def test_ranks_that_share_a_stream_and_ranks_that_do_not(tmp_path):
         assert text == f"random numbers may come from torch's stream ({says})"
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "tokens", "says"),
+    [
+        (1, 60, "60 tokens an update are trained on"),
+        (2, 60, "60 tokens a rank and update are trained on"),
+        (2, 4, None),  # as many as samples: a class each
+    ],
+)
+def test_tokens_are_no_samples(tmp_path, num_ranks, tokens, says):
+    def change(step, rank, row):
+        row |= {"tokens": float(tokens), "sample_digests": [100 * step + 10 * rank + at for at in range(4)]}
+
+    env = {"token_source": "attention_mask"}
+    run = trueline.open_run(write_run(tmp_path, num_ranks=num_ranks, num_steps=8, change=change, env=env))
+    assert data.tokens(run) == (says and (says, {"least": tokens, "most": tokens}))
+
+
 def test_what_a_run_does_not_tell_is_named_with_the_reason(tmp_path):
     write_run(tmp_path / "run", num_ranks=2, num_steps=8)
     facts = read_facts(tmp_path / "run")

@@ -217,8 +217,8 @@ def _token_sum(
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels", kwargs.get("labels"))
     if loss is None or items is None or not isinstance(labels, Tensor) or stored(output, "aux_loss") is not None:
         return None
-    # labels that were shifted by the caller already have a target at each position
-    follow = shifted and "shift_labels" not in kwargs
+    # labels that were shifted by the caller already have a target at each position, and one of a sample follows none
+    follow = shifted and "shift_labels" not in kwargs and labels.dim() > 1
     return loss * items, ((labels[..., 1:] if follow else labels) != IGNORE_INDEX).sum().to(loss)
 
 
