@@ -306,7 +306,7 @@ class Watch:
             self.updates.saw_forward()
         if part is not None and self.forward_module is not None:
             module = self.forward_module
-        self._recorder.at_forward(module, None if self._batch_given else (args, kwargs), part)
+        self._recorder.at_forward(module, (args, kwargs), part, is_given=self._batch_given)
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         trains = torch.is_grad_enabled()

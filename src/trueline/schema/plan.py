@@ -14,19 +14,19 @@ from trueline.schema.errors import PlanError
 from trueline.schema.law import live_codes
 from trueline.schema.text.reading import read_table, shortened, shown
 
-Preset = Literal["workers", "laws", "modules", "ops", "mix", "monitor"]
+Preset = Literal["workers", "laws", "audit", "modules", "ops", "mix", "monitor"]
 Phase = Literal["fwd", "bwd", "param", "grad", "opt", "comm"]
 Depth = Literal["structure", "stats", "fingerprint", "tensor"]
 
 PRESETS: tuple[str, ...] = get_args(Preset)
-WATCH_ONLY: tuple[str, ...] = ("workers", "laws")
+WATCH_ONLY: tuple[str, ...] = ("workers", "laws", "audit")
 """Presets that record nothing of a step's inside."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 OnFinding = Literal["log", "raise", "record"]
 
 LIVE: tuple[str, ...] = (
     *("preset", "steps", "every", "names", "ranks", "phases", "between", "depth", "stacks", "first_rows"),
-    *("exponents", "max_bytes", "when", "when_steps", "ring", "influence"),
+    *("exponents", "max_bytes", "when", "when_steps", "ring", "influence", "replay"),
     *("next_steps", "stop", "confirmed"),
 )
 """Keys that may change while a job runs: none of them has a say in the length of what ranks exchange, or in who is
@@ -43,6 +43,10 @@ What begins at zero hides them: a head at zero until its first update, a branch 
 of a residual block, of an adapter) until the one after, and so on, while a warm-up may begin with a learning rate of 0
 and a gradient scaler leaves out the first few updates. The longest of these takes fewer than ten steps.
 """
+
+REPLAY_EVERY = 100
+"""Steps from one that preset ``audit`` does again to the next: three forward and two backward passes of one micro-batch
+in so many steps."""
 
 EARLY_STEPS = 300
 """The first steps of a job, in which checks need more samples than the budget of time allows (``capture/step``)."""
@@ -67,7 +71,8 @@ class Plan(BaseModel):
     smallest one that keeps its own time under ``budget`` (fraction of step time). Losses and sample digests are
     taken at every step: coverage cannot be judged from a sample of it.
 
-    The preset ``laws`` watches as ``workers`` does, and looks at influences once, early: see ``looks_at``. The presets
+    The preset ``laws`` watches as ``workers`` does, and looks at influences once, early: see ``looks_at``. ``audit``
+    does that too, and does some work again: see ``replays_at``. The presets
     ``modules``, ``ops`` and ``mix`` also record what the steps compute: inputs, outputs, parameters and
     gradients of modules, of every call at the torch API level, or of both. ``monitor`` records what ``modules`` does,
     and states and updates of the optimizer, at the steps whose gradients are sampled and within the same budget. The
@@ -104,6 +109,12 @@ class Plan(BaseModel):
         description="step at which more backward passes look whether logits depend on tokens that they are to predict, "
         "and what is returned for a sample on others of its batch or on padding; unset: none, or with preset "
         f"`laws` the one {LAWS_AGE} steps after the first",
+    )
+    replay: int | None = Field(
+        default=None,
+        ge=0,
+        description="the first micro-batch of every so many steps is run again, forward and backward, and its bits are "
+        f"compared; 0: of none; unset: none, or with preset `audit` every {REPLAY_EVERY} steps",
     )
     dataset_size: int | None = Field(default=None, ge=1, description="samples in one epoch over all workers, if known")
     rng: Literal["equal", "different"] | None = Field(default=None, description="what RNG streams over ranks should be")
@@ -182,7 +193,15 @@ class Plan(BaseModel):
 
     def looks_at(self, step: int, *, age: int) -> bool:
         """Whether influences are looked at in this step, ``age`` steps after the first that is watched."""
-        return step == self.influence if self.influence is not None else self.preset == "laws" and age == LAWS_AGE
+        looks = self.preset in ("laws", "audit") and age == LAWS_AGE
+        return step == self.influence if self.influence is not None else looks
+
+    def replays_at(self, step: int, *, age: int) -> bool:
+        """Whether work of this step is done again, ``age`` steps after the first that is watched: not of the first ten,
+        in which libraries still choose their kernels (``LAWS_AGE``).
+        """
+        every = REPLAY_EVERY if self.replay is None and self.preset == "audit" else self.replay
+        return bool(every) and age >= LAWS_AGE and (age - LAWS_AGE) % every == 0
 
     def kept(self) -> dict[str, Any]:
         """What is written of it to a Run: all but ``sinks``, whose targets may be secret, as that of a webhook is."""

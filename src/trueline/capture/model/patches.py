@@ -8,11 +8,12 @@ training never sees it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
 
@@ -210,6 +211,18 @@ class PatchedCall:
             listeners.remove(listener)
         if not (self._before or self._after):
             self._patch.remove()
+
+    @contextlib.contextmanager
+    def unheard(self) -> Iterator[None]:
+        """A block whose calls no listener is called for."""
+        active = [(listeners, listeners.active) for listeners in (self._before, self._after)]
+        for listeners, _ in active:
+            listeners.active = ()
+        try:
+            yield
+        finally:
+            for listeners, listening in active:
+                listeners.active = listening
 
     def _notifying(self, original: Function) -> Function:
         before, after = self._before, self._after  # closed over: two attribute reads less in every call of torch's

@@ -17,7 +17,8 @@ Moment = Literal["batch", "forward", "output", "update", "gradients", "updated",
 """In the order in which they come, the first three once a training forward pass:
 
 - ``batch``: ``args`` and ``kwargs`` are what it reads, or what the script has given by hand;
-- ``forward``: it begins, of ``module``, or of ``called``, the part of it where the script calls that alone;
+- ``forward``: it begins, with ``args`` and ``kwargs``, of ``module``, or of ``called``, the part of it where the script
+  calls that alone;
 - ``output``: it has returned ``output``;
 - ``update``: ``optimizer`` is about to update; with a closure, gradients do not exist yet;
 - ``gradients``: gradients are what the optimizer receives, unless ``gradients_known`` is False, and ``counted`` says

@@ -100,24 +100,28 @@ class Recorder:
     def at_forward(
         self,
         module: nn.Module,
-        batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
+        called_with: tuple[tuple[Any, ...], dict[str, Any]],
         part: nn.Module | None = None,
+        *,
+        is_given: bool = False,
     ) -> None:
-        """A training forward pass begins, on this ``batch`` unless that was given by hand. Where the script calls parts
-        of ``module`` one by one, ``part`` is this one, and the pass may go on that another began.
+        """A training forward pass begins, on the batch that it is ``called_with``, unless one ``is_given`` by hand.
+        Where the script calls parts of ``module`` one by one, ``part`` is this one, and the pass may go on that another
+        began.
         """
+        args, kwargs = called_with
         with self.parts.timed():
             self.has_no_pass = False
             if part is None or self.contributions.part_begins(part):
-                if batch is not None:
-                    self._take_batch(*batch)
+                if not is_given:
+                    self._take_batch(args, kwargs)
                 self.parts.attempt("passes", self._count_forward)
-            elif batch is not None:
-                self._probing.ask("batch", args=batch[0], kwargs=batch[1])
+            elif not is_given:
+                self._probing.ask("batch", args=args, kwargs=kwargs)
             if part is None:
-                self._probing.ask("forward", module=module)
+                self._probing.ask("forward", module=module, args=args, kwargs=kwargs)
             else:
-                self._probing.ask("forward", module=module, called=part)
+                self._probing.ask("forward", module=module, called=part, args=args, kwargs=kwargs)
 
     def at_output(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The forward pass has returned ``output``."""

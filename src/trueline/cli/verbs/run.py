@@ -24,7 +24,8 @@ def command(
     words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command.")] = None,
     out: Annotated[str, typer.Option(help="Directory of the Run; must be new, except with --resume.")] = LATEST,
     plan: Annotated[
-        str | None, typer.Option(help="A preset (workers, laws, modules, ops, mix, monitor), or a TOML or JSON file.")
+        str | None,
+        typer.Option(help="A preset (workers, laws, audit, modules, ops, mix, monitor), or a TOML or JSON file."),
     ] = None,
     changes: Annotated[
         list[str] | None,

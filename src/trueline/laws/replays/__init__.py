@@ -1,0 +1,1 @@
+"""The same work done twice, in the job."""

@@ -1,0 +1,1 @@
+"""Probes of this law, which measure in the training process."""

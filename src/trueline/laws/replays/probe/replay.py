@@ -1,0 +1,460 @@
+"""Run the first forward pass of a step again on the same batch, with all that it may change put back before and after,
+and compare bits: twice before the update, with a backward pass each, and once after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trueline.capture.model import patches
+from trueline.capture.model.contents import MAX_DEPTH, is_tensor
+from trueline.capture.model.layout import clean_name, compiled_inside, unwrap
+from trueline.capture.model.outputs import differentiable
+from trueline.capture.model.untraced import (
+    CapturingHook,
+    Hook,
+    compiled_in_place,
+    in_backward,
+    in_transform,
+    num_dispatch_modes,
+)
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.batch import tensors_inside
+from trueline.capture.probes.parts import ProbeParts
+from trueline.laws.replays.columns import Replayed, odd_one
+from trueline.laws.replays.probe.neighbours import Batch, Neighbours, moved
+from trueline.laws.replays.probe.outside import reached_objects
+from trueline.laws.replays.probe.stored_state import NotStorable, RandomStreams, StoredState
+from trueline.tensor.digest import digest_each, digest_tensor
+
+ADAPTERS = ("single", "ddp", "manual", "deepspeed")
+"""Where a forward and backward pass of the model inside of the wrapper needs no other rank."""
+REPLICATED = ("ddp", "manual", "deepspeed")
+"""Where all ranks hold the same weights."""
+MAX_MODULES = 512
+"""Modules without parts whose outputs are compared."""
+
+
+@dataclass
+class _Pass:
+    """Digests of what one forward pass made: ``outputs`` of modules without parts, by name in the order of their calls,
+    and of what the model ``returned``; ``gradients`` of all parameters.
+    """
+
+    names: list[str] = field(default_factory=list[str])
+    outputs: list[Tensor] = field(default_factory=list[Tensor])
+    returned: Tensor | None = None
+    gradients: Tensor | None = None
+
+
+@dataclass
+class _Origin:
+    """What the forward pass of the training was called with, and in which state."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    state: StoredState
+    streams: RandomStreams
+    precision: tuple[bool, torch.dtype, bool]
+    versions: list[int]
+    training: _Pass
+    first: _Pass | None = None
+    weights: Tensor | None = None
+    trained: Tensor | None = None
+    num_outputs: int = 0
+    neighbour: int = -1
+    neighbour_differs: str = ""
+
+
+class ReplayProbe:
+    """At the steps that the plan's ``replay`` names. It waits for nothing: digests go to the host with the row."""
+
+    name = "replay"
+    moments = ("forward", "output", "update", "updated")
+    between = moments
+
+    def __init__(self, parts: ProbeParts) -> None:
+        self._parts = parts
+        self._model = unwrap(parts.model)
+        self._doubt: str | None = None
+        self._roots: list[tuple[str, object]] | None = None
+        self._neighbours = Neighbours(parts.watching.team) if parts.watching.adapter.name in REPLICATED else None
+        self._waiting: dict[int, tuple[_Origin, _Pass, _Pass, list[str]]] = {}
+        self._origin: _Origin | None = None
+        self._due = self._is_asked = False
+        self._handles: list[Any] = []
+
+    def detach(self) -> None:
+        self._forget()
+
+    def begin(self, step: Step) -> bool:
+        self._forget()
+        self._due = self._is_asked = step.watched and step.plan.replays_at(step.number, age=step.age)
+        if self._due and self._doubt is None:
+            self._doubt = _doubt_of(self._parts)
+        return self._due
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        if self._doubt:
+            due, self._due = self._due, False
+            if moment == "update":
+                self._answer(step.number, b"")
+            return {"replayed": Replayed(doubt=self._doubt).to_json()} if due else {}
+        try:
+            if moment == "forward":
+                if self._due and not in_backward():
+                    self._at_forward(step)
+            elif moment == "output":
+                self._at_output(step.output)
+            elif moment == "update":
+                try:
+                    return self._at_update(step)
+                finally:
+                    self._answer(step.number, b"")  # where nothing was run again: the others wait for an answer
+            else:
+                return self._after_update(step)
+        except (NotStorable, torch.OutOfMemoryError) as error:
+            self._forget()
+            self._doubt = _words(error)
+            return {"replayed": Replayed(doubt=self._doubt).to_json()}
+        return {}
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """``replayed``, of the digests that have arrived."""
+        waiting = self._waiting.pop(step.number, None)
+        if waiting is None or "replay_outputs" not in host:
+            return {}
+        origin, first, second, parameters = waiting
+        training = origin.training
+        if not training.names == first.names == second.names:
+            return {"replayed": Replayed(doubt="its modules run in another order each time").to_json()}
+        place, odd = odd_one(*host["replay_outputs"].tolist())
+        names = [*training.names, "what the model returns"]
+        gradients_a, gradients_b = host["replay_gradients"].tolist()
+        # backward passes come to the last parameters first
+        differing = [name for name, a, b in zip(parameters, gradients_a, gradients_b, strict=True) if a != b][-1:]
+        replayed = Replayed(
+            values=len(names),
+            forward="" if place < 0 else names[place],
+            odd=odd,
+            gradients=len(parameters),
+            backward="" if odd else next(iter(differing), ""),
+            outputs=origin.num_outputs,
+            device=str(origin.streams.device),
+            neighbour=origin.neighbour,
+            neighbour_differs=origin.neighbour_differs,
+        )
+        if "replay_after" in host:
+            changed = host["replay_weights"] != host["replay_weights_after"]
+            replayed = Replayed(
+                **{
+                    **vars_of(replayed),
+                    "changed": int(changed.sum()),
+                    "trained": int((changed & host["replay_trained"]).sum()),
+                    "reads": bool((host["replay_after"] != host["replay_outputs"][1, -1]).any()),
+                }
+            )
+        return {"replayed": replayed.to_json()}
+
+    # -- the training's own pass -----------------------------------------------------------------------------------
+
+    def _at_forward(self, step: Step) -> None:
+        self._due = False  # the first pass of a step alone
+        if step.called is not None:
+            raise NotStorable("the script calls parts of the model, and not the model")
+        module = step.module if step.module is None else unwrap(step.module)
+        if module is None:
+            return
+        if num_dispatch_modes() or torch._C._len_torch_function_stack() or in_transform():
+            raise NotStorable("a mode of torch is on")
+        if not module.training:
+            return
+        if self._roots is None:
+            self._roots = reached_objects(module)
+        state = StoredState(self._roots)
+        device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        self._origin = _Origin(
+            module,
+            _copied(step.args),
+            _copied(dict(step.kwargs)),
+            state,
+            RandomStreams(device),
+            _precision(device),
+            [parameter._version for parameter in module.parameters()],
+            _Pass(),
+        )
+        self._handles = _listen(module, self._origin.training)
+
+    def _at_output(self, output: Any) -> None:
+        self._unhook()
+        origin = self._origin
+        if origin is not None and origin.training.returned is None:
+            origin.training.returned = _digest_of(output)
+
+    # -- the same again --------------------------------------------------------------------------------------------
+
+    def _at_update(self, step: Step) -> dict[str, Any]:
+        origin = self._origin
+        if origin is None or origin.training.returned is None or origin.first is not None:
+            return {}
+        if [parameter._version for parameter in origin.module.parameters()] != origin.versions:
+            self._origin = None
+            doubt = "weights were changed between the forward pass and the update"
+            return {"replayed": Replayed(doubt=doubt).to_json()}
+        named = [(clean_name(name), x) for name, x in origin.module.named_parameters() if x.requires_grad]
+        params = [x for _, x in named]
+        origin.weights = _digest_as(params, _format(origin))
+        first, second = self._again(origin, params), self._again(origin, params)
+        if first.gradients is None or second.gradients is None:
+            self._origin = None
+            return {"replayed": Replayed(doubt="what the model returns needs no gradient").to_json()}
+        origin.first = first
+        if len({len(one.outputs) for one in (origin.training, first, second)}) > 1:
+            return {"replayed": Replayed(doubt="its modules run in another order each time").to_json()}
+        self._run_neighbours(origin, first, params, step.number)
+        self._waiting = {step.number: (origin, first, second, [name for name, _ in named])}
+        digests = [torch.stack([*one.outputs, _known(one.returned)]) for one in (origin.training, first, second)]
+        return {
+            "replay_outputs": torch.stack(digests),
+            "replay_gradients": torch.stack([first.gradients, second.gradients]),
+            "replay_trained": _known(origin.trained),
+        }
+
+    def _after_update(self, step: Step) -> dict[str, Any]:
+        origin = self._origin
+        if origin is None or origin.first is None or step.number not in self._waiting:
+            return {}
+        params = [x for x in origin.module.parameters() if x.requires_grad]
+        after = self._again(origin, params, backward=False)
+        self._origin = None
+        return {
+            "replay_weights": _known(origin.weights),
+            "replay_weights_after": _digest_as(params, _format(origin)),
+            "replay_after": _known(after.returned),
+        }
+
+    def _run_neighbours(self, origin: _Origin, first: _Pass, params: list[nn.Parameter], step: int) -> None:
+        """Run the batch of another rank, and hold what comes to what that rank has made of it."""
+        if self._neighbours is None:
+            return
+        digests = torch.stack([*first.outputs, _known(first.returned)]).tolist()
+        batch = Batch(origin.args, origin.kwargs, origin.streams, origin.precision, first.names, digests)
+        answer = self._answer(step, batch.packed())
+        if answer is None or answer.names != first.names or answer.precision != origin.precision:
+            return
+        device = origin.streams.device
+        of_neighbour = replace(
+            origin,
+            args=moved(answer.args, device),
+            kwargs=moved(answer.kwargs, device),
+            streams=answer.streams.on(device),
+        )
+        run_here = self._again(of_neighbour, params, backward=False)
+        origin.neighbour = self._neighbours.rank
+        digests = torch.stack([*run_here.outputs, _known(run_here.returned)]).tolist()
+        names = [*run_here.names, "what the model returns"]
+        pairs = zip(names, digests, answer.digests, strict=True)
+        origin.neighbour_differs = next((name for name, digest, other in pairs if digest != other), "")
+
+    def _answer(self, step: int, message: bytes) -> Batch | None:
+        """Hand ``message`` to the other ranks, once a step that is asked for; the answer to one that is not empty."""
+        is_asked, self._is_asked = self._is_asked, False
+        return self._neighbours.exchange(step, message) if is_asked and self._neighbours is not None else None
+
+    def _again(self, origin: _Origin, params: list[nn.Parameter], *, backward: bool = True) -> _Pass:
+        """The pass of ``origin`` once more; everything is afterwards as it was before."""
+        result = _Pass()
+        now, streams_now = StoredState(self._roots or ()), RandomStreams(origin.streams.device)
+        handles: list[Any] = []
+        try:
+            with _quiet(origin.module), torch.enable_grad(), _in_precision(origin):
+                origin.state.put_back()
+                origin.streams.put_back()
+                handles = _listen(origin.module, result, heard=True)
+                output = origin.module(*_copied(origin.args), **_copied(dict(origin.kwargs)))
+                for handle in handles:
+                    handle.remove()
+                result.returned = _digest_of(output)
+                if backward:
+                    self._backward(origin, result, output, params)
+        except (NotStorable, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise NotStorable(f"a second forward pass raised {type(error).__name__}: {error}") from None
+        finally:
+            for handle in handles:
+                handle.remove()
+            now.put_back()
+            streams_now.put_back()
+        return result
+
+    @staticmethod
+    def _backward(origin: _Origin, result: _Pass, output: Any, params: list[nn.Parameter]) -> None:
+        roots = list(differentiable(output))
+        origin.num_outputs = sum(x.numel() for _, x in tensors_inside("", output))
+        if not roots or not params:
+            return
+        weights = [_weights_for(x) for x in roots]
+        gradients = torch.autograd.grad(roots, params, weights, allow_unused=True)
+        result.gradients = digest_each(gradients, origin.streams.device)
+        zero = torch.zeros((), dtype=torch.bool, device=origin.streams.device)
+        origin.trained = torch.stack([zero if x is None else (x != 0).any() for x in gradients])
+
+    def _forget(self) -> None:
+        self._unhook()
+        self._origin = None
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def vars_of(replayed: Replayed) -> dict[str, Any]:
+    """The fields of ``replayed``, which has slots."""
+    return {name: getattr(replayed, name) for name in Replayed.__dataclass_fields__}
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the device has not enough memory for one more forward and backward pass of a micro-batch"
+    return str(error)
+
+
+def _doubt_of(parts: ProbeParts) -> str:
+    """Why the model of this rank can never be run again, '' where it may be."""
+    adapter = parts.watching.adapter.name
+    if adapter not in ADAPTERS:
+        return f"the model is sharded ({adapter}): a pass of it needs all ranks"
+    for module in parts.model.modules():
+        if compiled_inside(module) is not None or compiled_in_place(module):
+            return "the model is compiled"
+        if isinstance(module, (nn.SyncBatchNorm, nn.DataParallel)):
+            return f"{type(module).__name__} needs other ranks or devices"
+    for parameter in parts.model.parameters():
+        if type(parameter.data) is not Tensor or hasattr(parameter, "ds_id"):
+            return "its parameters are sharded, or of a class of their own"
+    return ""
+
+
+class _Listener(CapturingHook):
+    """A hook that notes the digest of what a module returns."""
+
+    __slots__ = ("_name", "_noted")
+
+    def __init__(self, name: str, noted: _Pass) -> None:
+        self._name, self._noted = name, noted
+
+    def __call__(self, module: Any, args: Any, output: Any) -> None:
+        if not in_backward():
+            with torch.no_grad():
+                self._noted.names.append(self._name)
+                self._noted.outputs.append(_digest_of(output))
+
+
+def _listen(module: nn.Module, noted: _Pass, *, heard: bool = False) -> list[Any]:
+    """Note the outputs of modules without parts; ``heard`` where other hooks of Trueline are not to be."""
+    handles: list[Any] = []
+    for name, part in module.named_modules():
+        if next(part.children(), None) is None and len(handles) < MAX_MODULES:
+            listener = _Listener(clean_name(name) if name else "the model", noted)
+            handles.append(part.register_forward_hook(listener if heard else Hook(listener, num_args=3)))
+    return handles
+
+
+@contextlib.contextmanager
+def _quiet(module: nn.Module) -> Iterator[None]:
+    """No hook of Trueline is called for ``module`` and its parts, nor a listener for calls of modules."""
+    hooks: list[tuple[Hook, Any]] = []
+    for part in module.modules():
+        for table in (part._forward_pre_hooks, part._forward_hooks, part._backward_hooks, part._backward_pre_hooks):
+            hooks += [(hook, hook.call) for hook in table.values() if type(hook) is Hook]
+    for parameter in module.parameters():
+        hooks += [(hook, hook.call) for hook in (parameter._backward_hooks or {}).values() if type(hook) is Hook]
+    for hook, _ in hooks:
+        hook.call = None
+    try:
+        with patches.module_call.unheard():
+            yield
+    finally:
+        for hook, call in hooks:
+            hook.call = call
+
+
+def _precision(device: torch.device) -> tuple[bool, torch.dtype, bool]:
+    """(whether autocast is on, its format, whether casts are cached)."""
+    return (
+        torch.is_autocast_enabled(device.type),
+        torch.get_autocast_dtype(device.type),
+        torch.is_autocast_cache_enabled(),
+    )
+
+
+def _in_precision(origin: _Origin) -> Any:
+    enabled, dtype, cached = origin.precision
+    return torch.autocast(origin.streams.device.type, dtype=dtype, enabled=enabled, cache_enabled=cached)
+
+
+def _format(origin: _Origin) -> torch.dtype | None:
+    """What parameters are cast to before they are used; None where they are not."""
+    enabled, dtype, _ = origin.precision
+    return dtype if enabled else None
+
+
+def _digest_as(params: list[nn.Parameter], dtype: torch.dtype | None) -> Tensor:
+    """int64 [P]: digests of the parameters, as ``dtype``."""
+    casts = [x if dtype is None or not x.is_floating_point() else x.to(dtype) for x in params]
+    return digest_each(casts, casts[0].device if casts else torch.device("cpu"))
+
+
+def _digest_of(output: Any) -> Tensor:
+    """int64 []: of all tensors in ``output``."""
+    tensors = [x for _, x in tensors_inside("", output) if type(x) in (Tensor, nn.Parameter)]
+    if not tensors:
+        return torch.zeros((), dtype=torch.int64)
+    digests = [digest_tensor(x) for x in tensors]
+    total = digests[0]
+    for digest in digests[1:]:
+        total = total * 31 + digest.to(total.device)
+    return total
+
+
+def _known(x: Tensor | None) -> Tensor:
+    assert x is not None
+    return x
+
+
+def _weights_for(x: Tensor) -> Tensor:
+    """Fixed weights of the sum of ``x`` that is differentiated, in its shape and format."""
+    return torch.arange(x.numel(), device=x.device, dtype=torch.float32).cos().reshape(x.shape).to(x.dtype)
+
+
+def _copied(value: Any, depth: int = 0) -> Any:
+    """``value`` with copies of the tensors in it: a forward pass may write into what it is given."""
+    if is_tensor(value):
+        if type(value) is not Tensor:
+            raise NotStorable(f"an argument is a {type(value).__name__}")
+        copy = value.detach().clone()
+        return copy.requires_grad_(True) if value.requires_grad else copy
+    kind = type(value)
+    if depth < MAX_DEPTH and kind in (list, tuple):
+        return kind([_copied(entry, depth + 1) for entry in value])
+    if depth < MAX_DEPTH and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return kind(*[_copied(entry, depth + 1) for entry in value])
+    if depth < MAX_DEPTH and kind is dict:
+        return {key: _copied(entry, depth + 1) for key, entry in value.items()}
+    if any(True for _ in tensors_inside("", value)):
+        raise NotStorable(f"an argument is a {kind.__name__} that holds tensors")
+    return value
+
+
+def make_probe(parts: ProbeParts) -> ReplayProbe:
+    """The probe of this law for one watched model."""
+    return ReplayProbe(parts)
