@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from trueline.judge.actions import Action, Commands, actions_of
@@ -42,7 +42,7 @@ from trueline.schema.judged import (
 from trueline.schema.law import COMPARISON, SAME_JOB, facts_of, findings_of
 from trueline.schema.law import codes as declared_codes
 from trueline.schema.text.shown import Shown
-from trueline.schema.text.words import counted, named_or_ends, whose_text
+from trueline.schema.text.words import counted, named_or_ends, of_one_process, whose_text
 from trueline.store.log.part_files import known_parts
 from trueline.store.plan_change import confirmed_ids
 from trueline.store.reader import Run
@@ -313,10 +313,12 @@ def check(
     # The trainings that base rates are of went on for longer: what has just begun is like none of them.
     unusual = unusual_findings(facts, findings) if opened.steps.size >= FEWEST_STEPS_OF_ONE else []
     findings = [_unless_confirmed(finding, confirmed) for finding in (*findings, *unusual)]
+    worded = _wording(opened, reference)
     findings = [
         replace(
             finding,
-            next=tuple(map(commands.filled, finding.next)),
+            claim=worded(finding.claim),
+            next=tuple(commands.filled(worded(line)) for line in finding.next),
             where=where_of(finding, opened, calls.get(finding.code, {})),
         )
         for finding in findings
@@ -334,6 +336,12 @@ def check(
         strict=strict,
     )
     return _with_groups(report_of_run, [check(path) for path in opened.groups], confirmed)
+
+
+def _wording(run: Run, reference: Run | None) -> Callable[[str], str]:
+    """What a sentence of a law becomes: of one process no rank is named, unless a reference has several."""
+    is_one = run.world_size == 1 and len(run.ranks) == 1 and not run.groups and reference is None
+    return partial(of_one_process, rank=run.ranks[0]) if is_one else str
 
 
 def _may_part(run: Run, judgements: Followed) -> bool:

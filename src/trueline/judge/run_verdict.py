@@ -55,9 +55,11 @@ def verdict_of(
     elif coverage.world_size > 1 and coverage.of("not-applicable", among=("workers",)):
         alone = ". Comparisons between workers do not apply"
     stop_text = f". Watching stopped in part at step {stops[0].step_first}" if stops else ""
+    # of one process a reader need not be told that it has no other
+    brief_alone = "" if coverage.world_size == 1 else alone
     rest, brief_rest = (
-        f"{_scope(coverage)}{_confirm(findings, shorten)}{alone}{_left_open(coverage)}{stop_text}"
-        for shorten in (_short, _head)
+        f"{_scope(coverage)}{_confirm(findings, shorten)}{clause}{_left_open(coverage)}{stop_text}"
+        for shorten, clause in ((_short, alone), (_head, brief_alone))
     )
     return Verdict("clear", "", rest, confirm=bool(to_confirm(findings)), brief_rest=brief_rest)
 

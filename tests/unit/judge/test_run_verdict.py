@@ -268,6 +268,7 @@ def test_one_process_is_judged_by_what_applies_to_it_and_comparisons_do_not():
         0,
         "No fault found in 60 steps of one process. Comparisons between ranks do not apply.",
     )
+    assert CheckReport("exp", (), alone).verdict.brief == "No fault found in 60 steps of one process."
     short = replace(judged_of(OF_ONE, world_size=1), num_steps=20)
     assert CheckReport("exp", (), short).verdict.line.endswith("do not apply. Not tested: jumps of loss and gradients.")
 

@@ -41,7 +41,9 @@ def parameters(run: Run) -> tuple[str, Any]:
     frozen = sorted({name for env in envs for name in env.frozen})
     numbers = [sum(env.param_sizes.values()) for env in envs]
     amount = f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"
-    text = f"{counted(len(trained), 'parameter')} trained, of {amount} numbers on a rank"
+    text = f"{counted(len(trained), 'parameter')} trained, of {amount} numbers" + (
+        " on a rank" if len(envs) > 1 else ""
+    )
     text += f"; {len(frozen)} frozen ({named_some(frozen)})" if frozen else "; none frozen"
     values: dict[str, Any] = {"trained": len(trained), "numbers": max(numbers), "frozen": len(frozen)}
     loaded = _frozen_loaded(run)

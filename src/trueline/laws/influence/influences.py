@@ -24,6 +24,8 @@ from trueline.store.reader import Run
 
 LEAKS = ("influence-leak", "batch-leak")
 SHARED = "what all ranks share (mask, order, batch, padding)"
+SHARED_OF_ONE = "whether mask, order, batch and padding act on the loss as they should"
+"""The same of one process."""
 
 _TRIAL = "`trueline trial batch -- COMMAND`"
 _OF_GRADIENT = (
@@ -65,6 +67,7 @@ def unlooked(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
     left_out = [entry for entry in not_run if entry.check in LEAKS]
     if not run.steps.size or any(entry.reason == "no-data" for entry in left_out):
         return ()
+    subject = SHARED_OF_ONE if run.world_size == 1 else SHARED
     has_loader = any(env.data for env in run.env.values())
     if len(left_out) < 2:
         advice = f"how it goes by the batch: {_TRIAL}" if has_loader else _OF_GRADIENT
@@ -72,11 +75,11 @@ def unlooked(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
     if any(entry.reason != "not-recorded" for entry in left_out):
         why = next(entry.why for entry in left_out if entry.reason != "not-recorded")
         advice = f"at batch and padding: {_TRIAL}" if has_loader else _OF_GRADIENT
-        return (f"Not looked at: {SHARED}: {why}. Look {advice}",)
+        return (f"Not looked at: {subject}: {why}. Look {advice}",)
     plans = [run.manifest.plan, *(revision.plan for revision in run.manifest.plans)]
     if any(plan.get("preset") == "laws" or plan.get("influence") is not None for plan in plans):
-        return (f"Not looked at: {SHARED}: no backward pass was seen at the step that the plan names.",)
-    return (f"Not looked at: {SHARED}. To look: `trueline run --plan laws -- COMMAND`",)
+        return (f"Not looked at: {subject}: no backward pass was seen at the step that the plan names.",)
+    return (f"Not looked at: {subject}. To look: `trueline run --plan laws -- COMMAND`",)
 
 
 def leak_finding(

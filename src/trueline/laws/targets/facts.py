@@ -40,6 +40,8 @@ def targets(run: Run) -> tuple[str, Any] | None:
     if not passes:
         return None
     num_targets, num_places = sum(tokens.targets for tokens in passes), _places(passes)
+    if num_targets == sum(tokens.target_rows for tokens in passes):
+        return None  # a class a row: its place is none of a token
     share = min(num_targets / num_places, 1.0)
     value = {"targets": num_targets, "places": num_places, "share": round(share, 4)}
     return f"of rows with a target, {share:.0%} of the places have one that counts in the loss", value

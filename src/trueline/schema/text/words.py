@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 _MAX_PIECES = 4
@@ -106,6 +107,18 @@ def looked_text(num_found: int, num_looked: int, num_steps: int) -> str:
     if num_found > 2 or num_looked >= num_steps:
         return ""
     return f" ({num_looked:,} of {counted(num_steps, 'step')} {'was' if num_looked == 1 else 'were'} looked at)"
+
+
+_BESIDE_RANK = r" \(RANK\)|(?<=\()RANK, |, RANK(?=\))|,? (?:on|of|by) RANK(?=[\s.,:;)]|$)"
+"""A rank in brackets or behind what is its own, where a sentence stands without it."""
+
+
+def of_one_process(sentence: str, rank: int = 0) -> str:
+    """``sentence`` without the ``rank`` that a single process has: ``the loss of rank 0 is`` → ``the loss is``; ``rank
+    0 reads`` → ``the process reads``.
+    """
+    sentence = re.sub(_BESIDE_RANK.replace("RANK", f"rank {rank}"), "", sentence)
+    return re.sub(rf"\b([Rr])ank {rank}\b", lambda match: f"{'T' if match[1] == 'R' else 't'}he process", sentence)
 
 
 def since_text(step: int, interval: tuple[int, int]) -> str:

@@ -52,7 +52,7 @@ def text_of(facts, name):
         ("loader", "TensorDataset, read by SequentialSampler, no loader workers"),
         ("epoch-order", "3 epochs: each has the samples of the first in the same order"),
         ("batch", "4 samples an update: 4 a micro-batch"),
-        ("parameters", "5 parameters trained, of 168 numbers on a rank; 1 frozen (0.bias)"),
+        ("parameters", "5 parameters trained, of 168 numbers; 1 frozen (0.bias)"),
         (
             "without-gradient",
             "2 trained parameters never had a gradient: head.bias and head.weight, of 12 sampled steps",

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 import trueline
-from trueline.schema.text.words import clipped, listed, named_some, of_ranks, ranks_text, steps_text, whose_text
+from trueline.schema.text.words import (
+    clipped,
+    listed,
+    named_some,
+    of_one_process,
+    of_ranks,
+    ranks_text,
+    steps_text,
+    whose_text,
+)
 
 SOURCE = Path(trueline.__file__).parent
 BROKEN = re.compile(
@@ -191,3 +200,21 @@ def test_ranks_steps_and_places_are_well_formed_for_any_number(count, apart):
     for text in (ranks_text(numbers), steps_text(numbers), whose_text(tuple(numbers), 5, count)):
         assert not BROKEN.search(text)
         assert ("ranks" in text or "steps" in text) == (count > 1)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "of_one"),
+    [
+        ("The loss of rank 0 is NaN.", "The loss is NaN."),
+        ("Rank 0 reads each batch twice.", "The process reads each batch twice."),
+        ("Since step 14 on rank 0, and was not before", "Since step 14, and was not before"),
+        ("They are as drawn (rank 0).", "They are as drawn."),
+        ("1/4 of the mean (rank 0, steps 0-66).", "1/4 of the mean (steps 0-66)."),
+        ("1/4 of the mean (steps 0-66, rank 0).", "1/4 of the mean (steps 0-66)."),
+        ("Print what rank 0's loader yields.", "Print what the process's loader yields."),
+        ("An adapter of rank 8 is frozen on rank 0: it stays.", "An adapter of rank 8 is frozen: it stays."),
+        ("Nothing of ranks 0 and 1 changes.", "Nothing of ranks 0 and 1 changes."),
+    ],
+)
+def test_one_process_has_no_number(sentence, of_one):
+    assert of_one_process(sentence) == of_one
