@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trueline.capture.model import patches
 from trueline.capture.model.imports import when_imported
 from trueline.capture.model.layout import clean_name, local
+from trueline.capture.probes.loaded_values import LoadedValues, Place
 from trueline.capture.step.call_sites import call_sites
 from trueline.tensor.memory import is_readable
 
@@ -25,8 +26,6 @@ MOST_LOADS, MOST_NAMES = 64, 4_096
 MOST_TENSORS, MOST_ELEMENTS = 8, 16
 """Tensors of a module that was given its own state, and elements of each, that are compared with those at the next."""
 
-Place = tuple[int, str]
-"""The identity of a module, which lives as long as what it is a part of, and the name of a tensor in it."""
 Named = tuple[str, tuple[int, ...] | None]
 """The name of a tensor and its shape, None where that is not known."""
 
@@ -81,6 +80,8 @@ class Loads:
         self._own: list[_OwnLoad] = []
         self.num_own = 0
         """Loads of a module's own state into it so far."""
+        self.values = LoadedValues()
+        self._has_updated = False
         self._report: patches.PatchedCall | None = None
         self._awaits = False
         self.listens = False
@@ -91,6 +92,7 @@ class Loads:
             self.listens = True
             patches.module_load.add(self._at_load, after=True)
             patches.file_load.add(self._at_file, after=True)
+            patches.update_begins.add(self._at_first_update)
             if self._report is not None:
                 self._report.add(self._at_report)
             elif not self._awaits:
@@ -106,6 +108,8 @@ class Loads:
                 self._report.remove(self._at_report)
             self.listens, self._loads, self._filled, self._file = False, [], set(), None
             self._own, self.num_own = [], 0
+            self.values, self._has_updated = LoadedValues(), False
+            patches.update_begins.remove(self._at_first_update)
 
     def beside(self, model: nn.Module) -> Iterator[dict[str, Any]]:
         """Of each load that left something out, as the column ``loads`` has it, with the name that its module has in
@@ -158,6 +162,11 @@ class Loads:
             for name in (*module._parameters, *module._buffers)
             if (id(module), name) in self._filled
         }
+
+    def _at_first_update(self, *args: Any) -> None:
+        """Loads while training goes on are many, as of a target network, and need not be those of its beginning."""
+        self._has_updated = True
+        patches.update_begins.remove(self._at_first_update)
 
     def _at_file(self, loaded: Any, file: Any = None, *args: Any, **kwargs: Any) -> None:
         tensors, _, _ = _tensors_of(loaded) if isinstance(loaded, Mapping) else ([], "", 0)
@@ -234,6 +243,11 @@ class Loads:
         filled_tensors = {id(tensor) for name, (_, tensor) in places.items() if name not in not_filled}
         filled = {place for place, tensor in places.values() if id(tensor) in filled_tensors}
         self._filled |= filled
+        if self._has_updated:
+            self.values.forget([*filled])
+        else:
+            filled_by_name = {name: at for name, at in places.items() if at[0] in filled}
+            self.values.note(module, call, call_sites.line_now(), filled_by_name)
         for earlier in self._loads:
             for place in filled & earlier.missing.keys():
                 del earlier.missing[place]

@@ -45,6 +45,19 @@ COLUMNS: tuple[Column, ...] = (
         "something out, on both sides, which no later load brought.",
     ),
     Column(
+        "loaded_params",
+        "string",
+        "",
+        "Of that step, where loads were looked at, JSON of `LoadedParam`: parameters of the model that a load had "
+        "filled, in its order.",
+    ),
+    Column(
+        "loaded_compared",
+        "list<float64>",
+        "",
+        "Of each of these `Comparison`: what the load left, of up to 64 elements, and what is there before the update.",
+    ),
+    Column(
         "self_loads",
         "string",
         "",
@@ -208,6 +221,55 @@ class OwnLoad:
     into: str
     line: str
     num: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedParam:
+    """A parameter of this local ``shape`` that was filled ``into`` a module of that class by ``call`` at a ``line`` of
+    the script. ``way`` is ``same`` where the module that it was in then has it, ``other`` where another stands in its
+    place, ``gone`` where the whole module is gone and the model has another one of its class. ``rows_added`` are rows
+    of an embedding that it has more.
+    """
+
+    name: str
+    way: str
+    shape: tuple[int, ...]
+    rows_added: int
+    into: str
+    call: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of ``looked`` elements of a parameter those that are ``close`` to what was loaded, the ``correlation`` of the
+    two, NaN where one is constant, and whether what ``was`` loaded, and what ``is`` there now, is one value only.
+    """
+
+    looked: float
+    close: float
+    correlation: float
+    was_constant: float
+    is_constant: float
+
+
+NUM_COMPARED = len(fields(Comparison))
+
+
+def loaded_text(params: Sequence[LoadedParam]) -> str:
+    """The string of the column: what many parameters share stands once."""
+    loads = list(dict.fromkeys((param.into, param.call, param.line) for param in params))
+    rows = [
+        [param.name, param.way, param.shape, param.rows_added, loads.index((param.into, param.call, param.line))]
+        for param in params
+    ]
+    return json.dumps([loads, rows])
+
+
+def loaded_params(text: str) -> tuple[LoadedParam, ...]:
+    """Of one row of the column."""
+    loads, rows = json.loads(text)
+    return tuple(LoadedParam(name, way, tuple(shape), added, *loads[load]) for name, way, shape, added, load in rows)
 
 
 def self_loads_from(text: str) -> tuple[OwnLoad, ...]:

@@ -13,6 +13,7 @@ LAW = Law(
         "frozen-untrained": Code(says=("frozen-without-adapters",)),
         "init-differs": Code(says=("numbered-layers-tied",)),
         "load-missed": Code(),
+        "load-undone": Code(),
         "loads-itself": Code(),
         "tie-lost": Code(),
     },

@@ -123,14 +123,15 @@ def look_fresh(params: InitialParams) -> bool:
     uniform and a normal distribution, within the sampling error. Training gives most of them longer tails.
     """
     fresh = [
-        _is_fresh(value)
+        is_fresh(value)
         for _, _, value in params.matrices()
         if value.looked >= FRESH_ELEMENTS and not value.nonfinite and not _has_odd_numbers(value)
     ]
     return len(fresh) >= FEWEST_FRESH and sum(fresh) >= FRESH_SHARE * len(fresh)
 
 
-def _is_fresh(value: InitialValues) -> bool:
+def is_fresh(value: InitialValues) -> bool:
+    """True for a mean of zero and a kurtosis between those of a uniform and a normal distribution."""
     centred = abs(value.mean) <= 5 * value.spread / math.sqrt(value.looked)
     error = math.sqrt(24 / value.looked)  # of the kurtosis of a normal distribution
     return centred and UNIFORM - 5 * error <= value.kurtosis <= NORMAL + 5 * error

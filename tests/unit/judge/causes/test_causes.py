@@ -387,6 +387,7 @@ def test_every_code_has_a_cause():
         "labels-change",
         "labels-sorted",
         "masked-rows-decay",
+        "load-undone",
         "loads-itself",
         "loss-skipped",
         "one-for-all-samples",

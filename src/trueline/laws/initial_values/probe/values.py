@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trueline.capture.model.layout import Layout, clean_name, local, named_parameters
 from trueline.capture.probes.around_update.sampling import Waiting
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.loaded_values import comparison
 from trueline.capture.probes.loads import loads
 from trueline.capture.probes.parts import ProbeParts
 from trueline.laws.initial_values.columns import (
@@ -22,7 +23,9 @@ from trueline.laws.initial_values.columns import (
     NUM_FIELDS,
     SMALLEST_NORMAL,
     FrozenParam,
+    LoadedParam,
     frozen_text,
+    loaded_text,
 )
 from trueline.laws.initial_values.probe.embeddings import EmbeddingRows
 
@@ -65,6 +68,7 @@ class InitialValueProbe:
         columns |= _declared_ties(self._model)
         if loads.listens:
             columns["loads"] = json.dumps(list(loads.beside(self._model)))
+            columns |= _loaded(self._model, step.layout.device)
         if step.layout.frozen:
             columns |= _frozen(self._model, step.layout)
         if step.layout.frozen and loads.listens:
@@ -73,10 +77,23 @@ class InitialValueProbe:
         return columns
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("initial_values", "frozen_values", "embedding_values", "self_loads_changed")
+        names = ("initial_values", "frozen_values", "embedding_values", "loaded_compared", "self_loads_changed")
         columns: dict[str, Any] = {name: host[name].flatten().tolist() for name in names if name in host}
         text = self._own_loads.take(step.number)
         return columns if text is None else columns | {"self_loads": text}
+
+
+def _loaded(model: nn.Module, device: torch.device) -> dict[str, Any]:
+    """``loaded_params`` and, float64 [P, fields], ``loaded_compared``."""
+    compared = list(loads.values.compared(model))
+    params = [
+        LoadedParam(
+            pair.name, pair.way, pair.shape, pair.rows_added, pair.call.kind.__name__, pair.call.call, pair.call.line
+        )
+        for pair in compared
+    ]
+    text: dict[str, Any] = {"loaded_params": loaded_text(params)}
+    return text | ({"loaded_compared": comparison(compared, device)} if compared else {})
 
 
 def _frozen(model: nn.Module, layout: Layout) -> dict[str, Any]:
