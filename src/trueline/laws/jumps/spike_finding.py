@@ -29,15 +29,15 @@ def require_steps(log_T: Floats, series: WholeRun, noun: str) -> None:
     longest = max(int(np.count_nonzero(np.isfinite(log_T[begin:end]))) for begin, end in pasts)
     clause = f" with {noun} among its {steps}" if measured < steps else ""
     if len(pasts) > 1:
-        clause = f" with {noun}" if measured < steps else ""
-        clause += (
-            " without a jump of the learning rate or of the number of micro-batches in between (the last one at step "
-            f"{int(series.steps[pasts[-1][0]])})"
+        # the verdict has what stands before the colon
+        start = (
+            f"the learning rate or the number of micro-batches jumps, last at step {int(series.steps[pasts[-1][0]])}"
         )
-    num = f"at most {longest}" if len(pasts) > 1 else f"{longest}"
-    clause += " and none after them" if longest == STEPS_BEFORE else ""
+        clause = f" in one stretch: {f'of those with {noun}, and ' if measured < steps else ''}{start}"
+    elif longest == STEPS_BEFORE:
+        clause += " and none after them"
     raise CannotTell(
-        f"it takes {STEPS_BEFORE} steps before one can be compared with them, and this Run has {num}{clause}",
+        f"it takes {STEPS_BEFORE} steps before one can be compared with them, and this Run has {longest}{clause}",
         reason="too-few-steps" if measured == steps or steps <= STEPS_BEFORE else "no-data",
     )
 
