@@ -66,7 +66,8 @@ def batch(run: Run) -> tuple[str, Any]:
     of_rank = int(np.median(lengths_L))
     of_micro = of_rank // max(micros, 1)
     # A single micro-batch, and a single rank, say nothing that the number of samples does not.
-    text = f"{counted(of_update, 'sample')} an update: {of_micro} a micro-batch"
+    text = f"{counted(of_update, 'sample')} an update"
+    text += f": {of_micro} a micro-batch" if micros > 1 or len(ranks) > 1 else ""
     text += f", {micros:,} micro-batches" if micros > 1 else ""
     text += f", {counted(len(ranks), 'rank')}" if len(ranks) > 1 else ""
     return text, {"update": of_update, "micro_batch": of_micro, "micro_batches": micros, "ranks": len(ranks)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -39,11 +39,18 @@ def optimizer(run: Run) -> tuple[str, Any]:
     groups: list[dict[str, Any]] = settings.get("groups", [])
     words: list[str] = []
     for name in SETTINGS:
-        values = list(dict.fromkeys(str(group[name]) for group in groups if group.get(name)))
+        values = list(dict.fromkeys(_setting(group[name]) for group in groups if group.get(name)))
         words += [f"{name} {' / '.join(values)}"] if values else []
     text = f"{settings.get('class', 'an optimizer')} ({', '.join(words)})" if words else str(settings.get("class"))
     text += f", {counted(len(groups), 'parameter group')}" if len(groups) > 1 else ""
     return text, {"class": settings.get("class"), "groups": groups}
+
+
+def _setting(value: Any) -> str:
+    """A setting in four digits, as a schedule may have made it: ``[0.9233, 0.999]``."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_setting, cast(list[Any], value)))}]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def learning_rate(run: Run) -> tuple[str, Any]:

@@ -35,12 +35,14 @@ def _sentence(schedule: Followed) -> str:
     """``schedule LambdaLR (num_training_steps 120), by 2 steps an update, at its end at step 60``."""
     words = f"schedule {schedule.kind}"
     words += f" ({schedule.name} {schedule.length})" if schedule.length else ""
-    words += f", by {counted(int(schedule.pace), 'step')} an update" if schedule.pace >= 1 else ", not at every update"
+    words += (
+        f", by {counted(int(schedule.pace), 'step')} an update" if schedule.pace >= 1 else ", less than once an update"
+    )
     if not schedule.length:
         return words
     if schedule.epochs[-1] >= schedule.length:
         return f"{words}, at its end at step {schedule.end_step}"
-    return f"{words}, at its step {schedule.epochs[-1]} in the last"
+    return f"{words}, at step {schedule.epochs[-1]} of {schedule.length} in the last update"
 
 
 SUBJECTS = (

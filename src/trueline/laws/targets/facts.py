@@ -37,11 +37,9 @@ def padding(run: Run) -> tuple[str, Any] | None:
 def targets(run: Run) -> tuple[str, Any] | None:
     """Share of the places that have a target which counts in the loss."""
     passes = _passes(run)
-    if not passes:
+    if not passes or _has_class_a_row(run):
         return None
     num_targets, num_places = sum(tokens.targets for tokens in passes), _places(passes)
-    if num_targets == sum(tokens.target_rows for tokens in passes):
-        return None  # a class a row: its place is none of a token
     share = min(num_targets / num_places, 1.0)
     value = {"targets": num_targets, "places": num_places, "share": round(share, 4)}
     return f"of rows with a target, {share:.0%} of the places have one that counts in the loss", value
@@ -51,7 +49,7 @@ def first_targets(run: Run) -> tuple[str, Any] | None:
     """Behind how many tokens of a row its targets begin, and behind which, where that is one token."""
     rows = run.lists("first_targets").values()
     passes = [tokens for row in rows for tokens in FirstTargets.from_row(row.tolist()) if tokens.rows]
-    if not passes:
+    if not passes or _has_class_a_row(run):
         return None
     num_rows = sum(tokens.rows for tokens in passes)
     least, greatest = min(tokens.least for tokens in passes), max(tokens.greatest for tokens in passes)
@@ -114,6 +112,18 @@ def _passes(run: Run) -> list[EndTokens]:
     if rows and not passes:
         raise CannotTell("no pass over tokens was seen in which each row has a target")
     return passes
+
+
+def _has_class_a_row(run: Run) -> bool:
+    """Whether each row of tokens has one target, as a text has a class, which is counted as if it were the first place:
+    it is none of a token. An answer of one token stands behind more of them.
+    """
+    rows = run.lists("end_tokens").values() if run.has("end_tokens") else ()
+    passes = [tokens for row in rows for tokens in EndTokens.from_row(row.tolist()) if tokens.target_rows]
+    first_rows = run.lists("first_targets").values() if run.has("first_targets") else ()
+    firsts = [tokens for row in first_rows for tokens in FirstTargets.from_row(row.tolist()) if tokens.rows]
+    is_one = bool(passes) and all(tokens.targets == tokens.target_rows for tokens in passes)
+    return is_one and bool(firsts) and all(tokens.least == tokens.greatest == 1 for tokens in firsts)
 
 
 def _places(passes: list[EndTokens]) -> int:

@@ -39,6 +39,7 @@ def classes(run: Run) -> tuple[str, Any] | None:
     never = np.flatnonzero(of_class_C == 0).tolist()
     value = {"classes": num_classes, "targets": num_targets, "steps": len(steps), "never": never}
     of_all = f"{num_classes - len(never)} of {num_classes} classes" if never else f"all {num_classes} classes"
+    of_all = "both classes" if num_classes == 2 and not never else of_all
     return f"{counted(num_targets, 'target')} at {counted(len(steps), 'step')} are of {of_all}", value
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trueline
-from trueline.judge.facts import data, loss, model
+from trueline.judge.facts import data, loss, model, update
 from trueline.judge.facts.training_facts import all_subjects, read_facts
 from trueline.schema.errors import CannotTell
 
@@ -51,7 +51,7 @@ def text_of(facts, name):
         ("samples", "48 samples in 12 steps of one process, 16 of them different; the data set has 16"),
         ("loader", "TensorDataset, read by SequentialSampler, no loader workers"),
         ("epoch-order", "3 epochs: each has the samples of the first in the same order"),
-        ("batch", "4 samples an update: 4 a micro-batch"),
+        ("batch", "4 samples an update"),
         ("parameters", "5 parameters trained, of 168 numbers; 1 frozen (0.bias)"),
         (
             "without-gradient",
@@ -264,6 +264,13 @@ def test_of_a_large_run_some_steps_are_looked_at(tmp_path, monkeypatch):
     assert facts.unknown["samples"] == "there may be more than 79, which are not looked at together"
     monkeypatch.setattr(data, "MAX_SAMPLES", 80)
     assert text_of(read_facts(tmp_path / "run"), "samples").startswith("80 samples in 40 steps of 2 ranks")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [([0.9232600369352953, 0.999], "[0.9233, 0.999]"), (1e-08, "1e-08"), (True, "True"), (2, "2")]
+)
+def test_a_setting_is_said_in_four_digits(value, text):
+    assert update._setting(value) == text
 
 
 def test_rates_of_several_groups(tmp_path):

@@ -223,7 +223,7 @@ def test_the_fact_of_a_schedule(tmp_path):
     assert (numbers["steps_an_update"], numbers["end_step"], numbers["after"]) == (2, 6, 5)
     epochs = [step // 4 for step in range(12)]
     text, _ = facts.schedules(write_run(tmp_path / "epochs", rows_of(epochs, length=12)))
-    assert text == "schedule CosineAnnealingLR (T_max 12), not at every update, at its step 2 in the last"
+    assert text == "schedule CosineAnnealingLR (T_max 12), less than once an update, at step 2 of 12 in the last update"
 
 
 def test_a_job_without_a_schedule_has_no_fact_of_one(tmp_path):

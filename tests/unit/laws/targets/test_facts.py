@@ -42,6 +42,31 @@ def test_rows_without_padding_have_no_such_line(tmp_path):
     assert (facts.padding(none), facts.targets(none)) == (None, None)
 
 
+class Classifier(torch.nn.Module):
+    """Reads rows of tokens, and returns one of two classes of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(TOKENS, 16), torch.nn.Linear(16, 2)
+
+    def forward(self, ids):
+        return self.head(self.embedding(ids).mean(1))
+
+
+def test_a_class_of_a_text_is_no_place_of_a_token(tmp_path):
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, optimizer, out=tmp_path)
+    for _ in range(8):
+        ids = torch.randint(0, TOKENS, (16, LENGTH))
+        torch.nn.functional.cross_entropy(model(ids), ids[:, 0] % 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.close()
+    names = {fact.name for fact in trueline.facts(tmp_path).facts}
+    assert names.isdisjoint({"token-targets", "first-targets"})
+
+
 MARKER, TOKENS, LENGTH = 3, 40, 14
 NOT_SAID = "the token behind token 3 is never a target"
 

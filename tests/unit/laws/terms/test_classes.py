@@ -34,6 +34,7 @@ def test_all_classes_and_heads_with_many_outputs_more_are_not_marked(tmp_path):
     text, value = classes(run_of(tmp_path / "all", drawn()))
     assert text == "576 targets at 9 steps are of all 10 classes"
     assert not is_never_target(value)
+    assert classes(run_of(tmp_path / "two", drawn(high=2), num_classes=2))[0].endswith("are of both classes")
     assert not is_never_target(classes(run_of(tmp_path / "many", drawn(high=4)))[1])
 
 
