@@ -13,6 +13,7 @@ from torch.nn import functional
 import trueline
 from trueline.laws.replays import replay_differs, update_not_read
 from trueline.laws.replays.columns import Replayed
+from trueline.laws.replays.probe import outside
 from trueline.schema.errors import CannotTell
 
 SEEN = []
@@ -90,6 +91,13 @@ class Draws(Body):
     def forward(self, x):
         noise = torch.randn(x.shape, generator=self.torch) * self.python.random() * float(self.numpy.random())
         return super().forward(x + noise + 0.1 * random.random() + 0.1 * np.random.rand())
+
+
+class Replaces(Body):
+    """A function of torch's stands there by another name, and counts."""
+
+    def forward(self, x):
+        return super().forward(x) * (1 + 0.01 * len(SEEN))
 
 
 @dataclass
@@ -209,7 +217,7 @@ class Reads(Body):
         return None
 
 
-MODELS = (Body, Counts, Remembers, Appends, InPlace, Draws, Meters, InGlobals, Hooked, Spectral, Embeds)
+MODELS = (Body, Replaces, Counts, Remembers, Appends, InPlace, Draws, Meters, InGlobals, Hooked, Spectral, Embeds)
 LEFT_ALONE = {SetsGlobal: "CALLS", Prints: "print", SetsCell: "calls", Reads: "iterator"}
 
 
@@ -219,6 +227,9 @@ def trained(make, out, *, steps=24, every=2, batches=1, wrong=None, read=False):
     SEEN.clear()
     COUNTS["calls"] = CALLS = 0
     torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    linear = functional.linear
+    if make is Replaces:
+        functional.linear = lambda *args: SEEN.append(1) or linear(*args)
     model = make()
     updates = torch.optim.AdamW(model.parameters(), lr=0.01)
     watch = None
@@ -234,6 +245,7 @@ def trained(make, out, *, steps=24, every=2, batches=1, wrong=None, read=False):
             wrong(step)
     if watch is not None:
         watch.close()
+    functional.linear = linear
     left = [
         *model.state_dict().values(),
         torch.rand(3),
@@ -290,6 +302,8 @@ def flipped(monkeypatch, at, *, of=functional.linear, bit=1 << 30):
         return result
 
     monkeypatch.setattr(functional, of.__name__, wrong)
+    # what it counts is put back otherwise, and the same passes are wrong again
+    monkeypatch.setattr(outside, "replaced_functions", list)
     return calls
 
 

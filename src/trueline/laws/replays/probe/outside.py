@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trueline.capture.model.contents import PLAIN
 from trueline.capture.model.untraced import is_ours
@@ -44,6 +44,8 @@ def reached_objects(model: nn.Module) -> list[tuple[str, object]]:
         name = module_name or type(module).__name__
         for function in _called_by(module):
             reader.read(name, function, type(module))
+    for name, function in [*replaced_functions(), *_global_hooks()]:
+        reader.read(name, function, None)
     roots: list[tuple[str, object]] = []
     # what is reached holds functions, which reach more
     while len(roots) < 1 + len(reader.objects):
@@ -54,6 +56,21 @@ def reached_objects(model: nn.Module) -> list[tuple[str, object]]:
         for name, value in state.objects:
             reader.read_methods(name, type(value))
     return roots
+
+
+def replaced_functions() -> Iterator[tuple[str, types.FunctionType]]:
+    """(name, function) of the user's that stand in the place of one of torch's."""
+    for owner in (nn.Module, Tensor, torch, nn.functional):
+        for name, function in list(vars(owner).items()):
+            if isinstance(function, types.FunctionType) and not _is_library(function.__code__):
+                yield f"{owner.__name__}.{name}", function
+
+
+def _global_hooks() -> Iterator[tuple[str, Any]]:
+    """Hooks that are called for all modules."""
+    for name, table in list(vars(torch.nn.modules.module).items()):
+        if name.startswith("_global_") and isinstance(table, dict):
+            yield from (("a hook of all modules", hook) for hook in table.values() if not is_ours(hook))
 
 
 def _called_by(module: nn.Module) -> Iterator[Any]:
