@@ -27,14 +27,14 @@ Odd = Literal["", "training", "first", "second", "all"]
 class Replayed:
     """Of one step of one rank. ``doubt`` says in words why nothing was done again, '' where it was.
 
-    ``values`` are the outputs of modules without parts that were compared over three passes, ``forward`` the first of
-    them whose bits differ, '' for none, and ``odd`` the pass that has others there. ``gradients`` are parameters whose
-    gradient was compared over two passes, ``backward`` the first that differs in the order of the backward pass.
-    ``changed`` are the parameters that the update changed, as the format of the computation sees them, of which
-    ``trained`` have a gradient that is not zero; ``outputs`` is the number of elements that the model returns, and
-    ``reads`` whether any of their bits differ after the update; None where that was not looked at. The batch of rank
-    ``neighbour`` was run here too, -1 for none, and ``neighbour_differs`` is the first value that is not as that rank
-    has it.
+    ``values`` are the outputs of modules without parts that were compared over three passes, ``forward`` the first
+    of them whose bits differ, '' for none, and ``odd`` the pass that has others there. ``gradients`` are parameters
+    whose gradient was compared over two passes, ``backward`` the first that differs in the order of the backward
+    pass. ``changed`` of ``parameters`` are those that the update changed, as the format of the computation sees
+    them, of which ``trained`` have a gradient that is not zero, where gradients were looked at; ``outputs`` is the
+    number of elements that the model returns, and ``reads`` whether any of their bits differ after the update; None
+    where that was not looked at. The batch of rank ``neighbour`` was run here too, -1 for none, and
+    ``neighbour_differs`` is the first value that is not as that rank has it.
     """
 
     doubt: str = ""
@@ -43,6 +43,7 @@ class Replayed:
     odd: Odd = ""
     gradients: int = 0
     backward: str = ""
+    parameters: int = 0
     changed: int = 0
     trained: int = 0
     outputs: int = 0

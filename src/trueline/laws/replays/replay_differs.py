@@ -28,9 +28,9 @@ which is so, and whether a kernel or the device is why cannot be seen from insid
 What it may miss
 ----------------
 A device that computes the same wrong result each time; errors in between two steps that are done again; what is
-computed outside of the model, as the loss and the update. A model is left alone that is compiled, sharded (FSDP, ZeRO
-3, tensor parallelism), called by its parts, or whose forward pass changes what nobody can put back (globals, files,
-what it prints): `trueline check --all` says which of these.
+computed outside of the model, as the loss and the update. A model is left alone that is compiled, sharded (FSDP1,
+ZeRO 3, tensor parallelism), called by its parts, or whose forward pass changes what nobody can put back (globals,
+files, what it prints): `trueline check --all` says which of these. FSDP2 runs forward passes alone again.
 
 Example
 -------

@@ -74,7 +74,7 @@ def check(run: Run) -> list[Finding]:
         if row.reads is not None
         and row.outputs >= MIN_OUTPUTS
         and row.trained
-        and 2 * row.trained > row.gradients
+        and 2 * row.trained > row.parameters
         and not row.forward
     }
     if not rows:
@@ -97,8 +97,9 @@ def check(run: Run) -> list[Finding]:
             code=CODE,
             severity="error",
             claim=f"The forward pass does not read what the update wrote: at {steps_text(steps)} the update of "
-            f"{ranks_text(ranks, all_ranks=run.ranks)} changed {row.changed} of {counted(row.gradients, 'parameter')}, "
-            f"and the same batch gives the same {counted(row.outputs, 'number')} before and after it, bit for bit.",
+            f"{ranks_text(ranks, all_ranks=run.ranks)} changed {row.changed} of "
+            f"{counted(row.parameters, 'parameter')}, and the same batch gives the same "
+            f"{counted(row.outputs, 'number')} before and after it, bit for bit.",
             ranks=ranks,
             step_first=steps[0],
             step_last=steps[-1],

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.unit.laws.replays.test_replay import Body, Prints, rows
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -103,3 +104,35 @@ def test_a_rank_that_cannot_do_it_again_is_not_waited_for(two, tmp_path):
     replayed = trueline.open_run(tmp_path / "run").texts("replayed")
     assert {row.neighbour for row in rows(trueline.open_run(tmp_path / "run"))} == {-1}
     assert {rank for _, rank in replayed} == {0, 1}
+
+
+def train_sharded(rank, world_size, kind, out):
+    torch.manual_seed(0)
+    model = Prints() if kind == "prints" and rank == 1 else Body()
+    for part in (model.first, model.head, model):
+        fully_shard(part)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    torch.manual_seed(1 + rank)
+    plan = {"preset": "audit", "replay": 2, "every": 1}
+    watch = None if out is None else trueline.watch(model, optimizer, out=out, plan=plan)
+    for _ in range(STEPS):
+        functional.cross_entropy(model(torch.randn(8, 6)), torch.randint(64, (8,))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if watch is not None:
+        watch.close()
+    return [x.to_local().detach().numpy().tobytes() for x in model.parameters()], torch.rand(2).tolist()
+
+
+@pytest.mark.parametrize("kind", ["", "prints"])
+def test_a_sharded_model_runs_forward_again_on_all_ranks_or_none(two, tmp_path, kind):
+    assert two.run(train_sharded, kind, None) == two.run(train_sharded, kind, str(tmp_path / "run"))
+    replayed = rows(trueline.open_run(tmp_path / "run"))
+    if kind:
+        assert {row.doubt.partition(" (")[0] for row in replayed} == {
+            "another rank could not take part",
+            "Prints.forward",
+        }
+    else:
+        states = {(row.doubt, row.forward, row.gradients, row.parameters, row.changed, row.reads) for row in replayed}
+        assert states == {("", "", 0, 6, 6, True)}

@@ -78,6 +78,22 @@ class Neighbours:
             self._store.delete_key(key)
         return pickle.loads(answer) if answer else None
 
+    def all_agree(self, step: int, *, is_able: bool) -> bool:
+        """True on all ranks if all of them call this at ``step`` and are able, else False on all."""
+        store, team = self._store, self._team
+        if store is None:
+            return False
+        verdict = f"replay/{step}/verdict"
+        if not is_able:
+            return store.compare_set(verdict, "", "no") == b"yes"
+        if store.add(f"replay/{step}/able", 1) == team.size:
+            store.compare_set(verdict, "", "yes")
+        try:
+            store.wait([verdict], datetime.timedelta(seconds=PATIENCE_S))
+        except RuntimeError:  # a rank that does not come; whoever sets the verdict first decides for all
+            store.compare_set(verdict, "", "no")
+        return store.get(verdict) == b"yes"
+
 
 def moved(value: Any, device: torch.device) -> Any:
     """``value`` with its tensors on ``device``."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from trueline.capture.model import patches
 from trueline.capture.model.contents import MAX_DEPTH, is_tensor
-from trueline.capture.model.layout import clean_name, compiled_inside, unwrap
+from trueline.capture.model.layout import clean_name, compiled_inside, local, unwrap
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import (
     CapturingHook,
@@ -35,6 +35,8 @@ from trueline.tensor.digest import digest_each, digest_tensor
 
 ADAPTERS = ("single", "ddp", "manual", "deepspeed")
 """Where a forward and backward pass of the model inside of the wrapper needs no other rank."""
+FORWARD_ONLY = ("fsdp2",)
+"""Where a forward pass without gradients is one that evaluation makes too, in which all ranks take part."""
 REPLICATED = ("ddp", "manual", "deepspeed")
 """Where all ranks hold the same weights."""
 MAX_MODULES = 512
@@ -82,10 +84,11 @@ class ReplayProbe:
 
     def __init__(self, parts: ProbeParts) -> None:
         self._parts = parts
-        self._model = unwrap(parts.model)
+        self._needs_all = parts.watching.adapter.name in FORWARD_ONLY
         self._doubt: str | None = None
         self._roots: list[tuple[str, object]] | None = None
-        self._neighbours = Neighbours(parts.watching.team) if parts.watching.adapter.name in REPLICATED else None
+        self._neighbours = Neighbours(parts.watching.team)
+        self._exchanges = parts.watching.adapter.name in REPLICATED
         self._waiting: dict[int, tuple[_Origin, _Pass, _Pass, list[str]]] = {}
         self._origin: _Origin | None = None
         self._due = self._is_asked = False
@@ -105,7 +108,7 @@ class ReplayProbe:
         if self._doubt:
             due, self._due = self._due, False
             if moment == "update":
-                self._answer(step.number, b"")
+                self._decline(step.number)
             return {"replayed": Replayed(doubt=self._doubt).to_json()} if due else {}
         try:
             if moment == "forward":
@@ -117,7 +120,7 @@ class ReplayProbe:
                 try:
                     return self._at_update(step)
                 finally:
-                    self._answer(step.number, b"")  # where nothing was run again: the others wait for an answer
+                    self._decline(step.number)
             else:
                 return self._after_update(step)
         except (NotStorable, torch.OutOfMemoryError) as error:
@@ -137,14 +140,17 @@ class ReplayProbe:
             return {"replayed": Replayed(doubt="its modules run in another order each time").to_json()}
         place, odd = odd_one(*host["replay_outputs"].tolist())
         names = [*training.names, "what the model returns"]
-        gradients_a, gradients_b = host["replay_gradients"].tolist()
-        # backward passes come to the last parameters first
-        differing = [name for name, a, b in zip(parameters, gradients_a, gradients_b, strict=True) if a != b][-1:]
+        differing, gradients = [], 0
+        if "replay_gradients" in host:
+            gradients = len(parameters)
+            pairs = zip(parameters, *host["replay_gradients"].tolist(), strict=True)
+            # backward passes come to the last parameters first
+            differing = [name for name, a, b in pairs if a != b][-1:]
         replayed = Replayed(
             values=len(names),
             forward="" if place < 0 else names[place],
             odd=odd,
-            gradients=len(parameters),
+            gradients=gradients,
             backward="" if odd else next(iter(differing), ""),
             outputs=origin.num_outputs,
             device=str(origin.streams.device),
@@ -153,13 +159,12 @@ class ReplayProbe:
         )
         if "replay_after" in host:
             changed = host["replay_weights"] != host["replay_weights_after"]
-            replayed = Replayed(
-                **{
-                    **vars_of(replayed),
-                    "changed": int(changed.sum()),
-                    "trained": int((changed & host["replay_trained"]).sum()),
-                    "reads": bool((host["replay_after"] != host["replay_outputs"][1, -1]).any()),
-                }
+            replayed = replace(
+                replayed,
+                parameters=len(parameters),
+                changed=int(changed.sum()),
+                trained=int((changed & host["replay_trained"]).sum()) if gradients else int(changed.sum()),
+                reads=bool((host["replay_after"] != host["replay_outputs"][1, -1]).any()),
             )
         return {"replayed": replayed.to_json()}
 
@@ -187,7 +192,7 @@ class ReplayProbe:
             state,
             RandomStreams(device),
             _precision(device),
-            [parameter._version for parameter in module.parameters()],
+            self._versions(module),
             _Pass(),
         )
         self._handles = _listen(module, self._origin.training)
@@ -204,15 +209,18 @@ class ReplayProbe:
         origin = self._origin
         if origin is None or origin.training.returned is None or origin.first is not None:
             return {}
-        if [parameter._version for parameter in origin.module.parameters()] != origin.versions:
+        if self._versions(origin.module) != origin.versions:
             self._origin = None
             doubt = "weights were changed between the forward pass and the update"
             return {"replayed": Replayed(doubt=doubt).to_json()}
         named = [(clean_name(name), x) for name, x in origin.module.named_parameters() if x.requires_grad]
         params = [x for _, x in named]
         origin.weights = _digest_as(params, _format(origin))
-        first, second = self._again(origin, params), self._again(origin, params)
-        if first.gradients is None or second.gradients is None:
+        if self._needs_all and not self._all_agree(step.number):
+            self._origin = None
+            return {"replayed": Replayed(doubt="another rank could not take part").to_json()}
+        first, second = (self._again(origin, params, backward=not self._needs_all) for _ in range(2))
+        if not self._needs_all and (first.gradients is None or second.gradients is None):
             self._origin = None
             return {"replayed": Replayed(doubt="what the model returns needs no gradient").to_json()}
         origin.first = first
@@ -221,11 +229,11 @@ class ReplayProbe:
         self._run_neighbours(origin, first, params, step.number)
         self._waiting = {step.number: (origin, first, second, [name for name, _ in named])}
         digests = [torch.stack([*one.outputs, _known(one.returned)]) for one in (origin.training, first, second)]
-        return {
-            "replay_outputs": torch.stack(digests),
-            "replay_gradients": torch.stack([first.gradients, second.gradients]),
-            "replay_trained": _known(origin.trained),
-        }
+        measured = {"replay_outputs": torch.stack(digests)}
+        if first.gradients is not None and second.gradients is not None:
+            gradients = torch.stack([first.gradients, second.gradients])
+            measured |= {"replay_gradients": gradients, "replay_trained": _known(origin.trained)}
+        return measured
 
     def _after_update(self, step: Step) -> dict[str, Any]:
         origin = self._origin
@@ -242,7 +250,7 @@ class ReplayProbe:
 
     def _run_neighbours(self, origin: _Origin, first: _Pass, params: list[nn.Parameter], step: int) -> None:
         """Run the batch of another rank, and hold what comes to what that rank has made of it."""
-        if self._neighbours is None:
+        if not self._exchanges:
             return
         digests = torch.stack([*first.outputs, _known(first.returned)]).tolist()
         batch = Batch(origin.args, origin.kwargs, origin.streams, origin.precision, first.names, digests)
@@ -266,7 +274,19 @@ class ReplayProbe:
     def _answer(self, step: int, message: bytes) -> Batch | None:
         """Hand ``message`` to the other ranks, once a step that is asked for; the answer to one that is not empty."""
         is_asked, self._is_asked = self._is_asked, False
-        return self._neighbours.exchange(step, message) if is_asked and self._neighbours is not None else None
+        return self._neighbours.exchange(step, message) if is_asked else None
+
+    def _all_agree(self, step: int) -> bool:
+        is_asked, self._is_asked = self._is_asked, False
+        return is_asked and self._neighbours.all_agree(step, is_able=True)
+
+    def _decline(self, step: int) -> None:
+        """Nothing was run again at this ``step``: say so to the others, who wait for an answer."""
+        if self._needs_all and self._is_asked:
+            self._is_asked = False
+            self._neighbours.all_agree(step, is_able=False)
+        elif self._exchanges:
+            self._answer(step, b"")
 
     def _again(self, origin: _Origin, params: list[nn.Parameter], *, backward: bool = True) -> _Pass:
         """The pass of ``origin`` once more; everything is afterwards as it was before."""
@@ -274,7 +294,7 @@ class ReplayProbe:
         now, streams_now = StoredState(self._roots or ()), RandomStreams(origin.streams.device)
         handles: list[Any] = []
         try:
-            with _quiet(origin.module), torch.enable_grad(), _in_precision(origin):
+            with _quiet(origin.module), torch.set_grad_enabled(not self._needs_all), _in_precision(origin):
                 origin.state.put_back()
                 origin.streams.put_back()
                 handles = _listen(origin.module, result, heard=True)
@@ -282,6 +302,7 @@ class ReplayProbe:
                 for handle in handles:
                     handle.remove()
                 result.returned = _digest_of(output)
+                origin.num_outputs = sum(x.numel() for _, x in tensors_inside("", output))
                 if backward:
                     self._backward(origin, result, output, params)
         except (NotStorable, torch.OutOfMemoryError):
@@ -291,6 +312,8 @@ class ReplayProbe:
         finally:
             for handle in handles:
                 handle.remove()
+            if self._needs_all:
+                _reshard(origin.module)
             now.put_back()
             streams_now.put_back()
         return result
@@ -298,7 +321,6 @@ class ReplayProbe:
     @staticmethod
     def _backward(origin: _Origin, result: _Pass, output: Any, params: list[nn.Parameter]) -> None:
         roots = list(differentiable(output))
-        origin.num_outputs = sum(x.numel() for _, x in tensors_inside("", output))
         if not roots or not params:
             return
         weights = [_weights_for(x) for x in roots]
@@ -306,6 +328,10 @@ class ReplayProbe:
         result.gradients = digest_each(gradients, origin.streams.device)
         zero = torch.zeros((), dtype=torch.bool, device=origin.streams.device)
         origin.trained = torch.stack([zero if x is None else (x != 0).any() for x in gradients])
+
+    def _versions(self, module: nn.Module) -> list[int]:
+        """How often each parameter was changed in place; [] where a library puts others in their place meanwhile."""
+        return [] if self._needs_all else [parameter._version for parameter in module.parameters()]
 
     def _forget(self) -> None:
         self._unhook()
@@ -317,11 +343,6 @@ class ReplayProbe:
         self._handles = []
 
 
-def vars_of(replayed: Replayed) -> dict[str, Any]:
-    """The fields of ``replayed``, which has slots."""
-    return {name: getattr(replayed, name) for name in Replayed.__dataclass_fields__}
-
-
 def _words(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "the device has not enough memory for one more forward and backward pass of a micro-batch"
@@ -331,7 +352,7 @@ def _words(error: Exception) -> str:
 def _doubt_of(parts: ProbeParts) -> str:
     """Why the model of this rank can never be run again, '' where it may be."""
     adapter = parts.watching.adapter.name
-    if adapter not in ADAPTERS:
+    if adapter not in (*ADAPTERS, *FORWARD_ONLY):
         return f"the model is sharded ({adapter}): a pass of it needs all ranks"
     for module in parts.model.modules():
         if compiled_inside(module) is not None or compiled_in_place(module):
@@ -339,7 +360,7 @@ def _doubt_of(parts: ProbeParts) -> str:
         if isinstance(module, (nn.SyncBatchNorm, nn.DataParallel)):
             return f"{type(module).__name__} needs other ranks or devices"
     for parameter in parts.model.parameters():
-        if type(parameter.data) is not Tensor or hasattr(parameter, "ds_id"):
+        if (type(parameter.data) is not Tensor and adapter not in FORWARD_ONLY) or hasattr(parameter, "ds_id"):
             return "its parameters are sharded, or of a class of their own"
     return ""
 
@@ -388,6 +409,13 @@ def _quiet(module: nn.Module) -> Iterator[None]:
             hook.call = call
 
 
+def _reshard(module: nn.Module) -> None:
+    """As after a backward pass: what a forward pass without one leaves gathered would be stale after the update."""
+    for part in module.modules():
+        if hasattr(type(part), "set_reshard_after_forward"):
+            cast("Any", part).reshard()
+
+
 def _precision(device: torch.device) -> tuple[bool, torch.dtype, bool]:
     """(whether autocast is on, its format, whether casts are cached)."""
     return (
@@ -410,7 +438,8 @@ def _format(origin: _Origin) -> torch.dtype | None:
 
 def _digest_as(params: list[nn.Parameter], dtype: torch.dtype | None) -> Tensor:
     """int64 [P]: digests of the parameters, as ``dtype``."""
-    casts = [x if dtype is None or not x.is_floating_point() else x.to(dtype) for x in params]
+    shards = [local(x.detach()) for x in params]
+    casts = [x if dtype is None or not x.is_floating_point() else x.to(dtype) for x in shards]
     return digest_each(casts, casts[0].device if casts else torch.device("cpu"))
 
 

@@ -27,8 +27,8 @@ MAX_OBJECTS = 50_000
 MAX_BYTES = 2**28
 """Bytes of buffers and of tensors in attributes that are copied."""
 
-_TABLES = ("_parameters", "_modules", "_buffers")
-"""Dicts of a module that hold what it registers."""
+_TABLES = ("_modules", "_buffers")
+"""Dicts of a module that hold what it registers. Parameters stay: libraries that shard put others in their place."""
 
 _UNCHANGING = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.MappingProxyType),
@@ -93,6 +93,9 @@ class StoredState:
             return
         if isinstance(value, _UNCHANGING) and kind is not torch.Generator:
             return
+        # states of what shards and reduces, which keeps them for itself
+        if kind.__module__.startswith("torch.distributed") and not isinstance(value, nn.Module):
+            return
         self._seen.add(id(value))
         self._objects_left -= 1
         if self._objects_left < 0:
@@ -138,9 +141,10 @@ class StoredState:
         for key, value in list(own.items()):
             if key in _TABLES:
                 self._dicts.append((value, dict(value)))
-                if key != "_parameters":
-                    yield from ((f"{name}.{inner}".lstrip("."), entry) for inner, entry in value.items())
-            elif not (key.startswith("_") and key.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))):
+                yield from ((f"{name}.{inner}".lstrip("."), entry) for inner, entry in value.items())
+            elif key != "_parameters" and not (
+                key.startswith("_") and key.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))
+            ):
                 yield f"{name}.{key}".lstrip("."), value
 
     def _take_dict(self, name: str, value: Any) -> Iterator[tuple[str, object]]:
@@ -249,4 +253,4 @@ def _is_harmless(value: object) -> bool:
     return (
         kind.__module__ in ("builtins", "re", "functools", "typing", "weakref", "decimal", "fractions", "datetime")
         and not hasattr(kind, "__next__")
-    ) or kind.__module__.startswith(("torch._C", "torch.distributed"))
+    ) or kind.__module__.startswith("torch._C")
