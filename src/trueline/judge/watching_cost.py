@@ -41,7 +41,9 @@ class WatchingCost:
     def words(self) -> str:
         """``3.6 % of step time, 2.9 ms of each (aims at 1 %)``."""
         parts = [] if self.settled else [f"first {EARLY_STEPS} steps"]
-        parts += [] if self.budget is None else [f"aims at {100 * self.budget:.2g} %"]
+        parts += (
+            [] if self.budget is None else [f"{'' if self.settled else 'then it '}aims at {100 * self.budget:.2g} %"]
+        )
         where = f" ({'; '.join(parts)})" if parts else ""
         return f"{100 * self.share:.2g} % of step time, {milliseconds(self.own_s)} of each{where}"
 

@@ -39,7 +39,7 @@ def test_a_floor_above_the_budget_is_said_by_the_last_line_and_by_check(tmp_path
 
 def test_what_the_first_steps_cost_is_said_as_such(tmp_path):
     run = written(tmp_path / "run", lambda step: 0.004, steps=200)
-    assert "watching took 5 % of step time, 4 ms of each (first 300 steps; aims at 1 %)." in last_line(run)
+    assert "watching took 5 % of step time, 4 ms of each (first 300 steps; then it aims at 1 %)." in last_line(run)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -59,7 +60,11 @@ def learning_rate(run: Run) -> tuple[str, Any]:
     rates_T = np.array([rates_K[0] for rates_K in rates])
     turns = _turns(rates_T)
     points = [[int(steps[turn]), float(rates_T[turn])] for turn in turns]
-    texts = [f"{rate:.3g} at {step}" for step, rate in points]
+    # a step that ends where the next one begins, as of a schedule by epochs, is said by its beginning
+    ends = {
+        turn for turn, after in pairwise(turns) if turn and after == turn + 1 and rates_T[turn] == rates_T[turn - 1]
+    }
+    texts = [f"{rate:.3g} at {step}" for turn, (step, rate) in zip(turns, points, strict=True) if turn not in ends]
     num_groups = max(map(len, rates))
     head = "learning rate" if num_groups == 1 else f"learning rate of the first of {num_groups} parameter groups"
     largest = float(rates_T.max())

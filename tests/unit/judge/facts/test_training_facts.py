@@ -273,6 +273,22 @@ def test_a_setting_is_said_in_four_digits(value, text):
     assert update._setting(value) == text
 
 
+@pytest.mark.parametrize(
+    ("rates", "text"),
+    [
+        ([4, 4, 4, 2, 2, 2, 1, 1], "learning rate 4 at 0 → 2 at 3 → 1 at 6 → 1 at 7"),
+        ([1, 2, 4, 4, 4, 4, 2, 1], "learning rate 1 at 0 → 4 at 2 → 4 at 5 → 1 at 7"),
+        ([4, 4, 4, 4, 3, 2, 1, 0], "learning rate 4 at 0 → 4 at 3 → 0 at 7"),
+    ],
+)
+def test_a_rate_that_goes_by_epochs_is_said_by_their_beginnings(tmp_path, rates, text):
+    def change(step, rank, row):
+        row["lr"] = [float(rates[step])]
+
+    write_run(tmp_path, num_ranks=1, num_steps=len(rates), change=change)
+    assert text_of(read_facts(tmp_path), "learning-rate") == text
+
+
 def test_rates_of_several_groups(tmp_path):
     """An update changes nothing only where all rates are 0."""
 
