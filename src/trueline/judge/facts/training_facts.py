@@ -112,8 +112,8 @@ SUBJECTS: tuple[Subject, ...] = (
                 model.is_frozen_as_drawn,
                 model.frozen_parts,
                 advice=(
-                    "Set `requires_grad` of what is to be trained before the optimizer is made, and look for a "
-                    "name filter that leaves out too much."
+                    "What is frozen stays as it is: load its weights before training, or train it "
+                    "(`requires_grad_(True)` before the optimizer is made)."
                 ),
             ),
         ),

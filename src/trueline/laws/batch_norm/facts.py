@@ -84,6 +84,7 @@ SUBJECTS = (
                 "statistics-of-last-batch",
                 lambda value: value["of_last_batch"] > 0,
                 follow_last_batch,
+                # in TensorFlow it is the share of the old value, and 0.99 is usual
                 advice=(
                     "Lower the batch norm's `momentum` (0.1 is usual): in PyTorch it is the share of the new batch."
                 ),

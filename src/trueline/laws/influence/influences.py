@@ -67,6 +67,7 @@ def unlooked(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
     left_out = [entry for entry in not_run if entry.check in LEAKS]
     if not run.steps.size or any(entry.reason == "no-data" for entry in left_out):
         return ()
+    # a process alone shares nothing with others
     subject = SHARED_OF_ONE if run.world_size == 1 else SHARED
     has_loader = any(env.data for env in run.env.values())
     if len(left_out) < 2:

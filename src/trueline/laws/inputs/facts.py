@@ -51,6 +51,10 @@ def _sizes(named: Mapping[str, Range]) -> list[float]:
     return [size for least, greatest in named.values() if (size := max(abs(least), abs(greatest)))]
 
 
+_NORMALISE_TARGETS = (
+    "Normalise the targets, as by their mean and deviation on the training data, and undo that on predictions."
+)
+
 SUBJECTS = (
     Subject(
         "input-ranges",
@@ -71,18 +75,12 @@ SUBJECTS = (
             Mark(
                 "targets-large",
                 lambda value: max(_sizes(value["targets"]), default=0.0) > LARGE,
-                advice=(
-                    "Normalise the targets, as by their mean and deviation on the training data, and undo that on "
-                    "predictions."
-                ),
+                advice=_NORMALISE_TARGETS,
             ),
             Mark(
                 "targets-tiny",
                 lambda value: min(_sizes(value["targets"]), default=1.0) < TINY,
-                advice=(
-                    "Normalise the targets, as by their mean and deviation on the training data, and undo that on "
-                    "predictions."
-                ),
+                advice=_NORMALISE_TARGETS,
             ),
         ),
     ),

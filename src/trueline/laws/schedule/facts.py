@@ -33,6 +33,7 @@ def schedules(run: Run) -> tuple[str, Any] | None:
 
 def _sentence(schedule: Followed) -> str:
     """``schedule LambdaLR (num_training_steps 120), by 2 steps an update, at its end at step 60``."""
+    # of a schedule that is stepped once an epoch, the update in the middle has no step
     words = f"schedule {schedule.kind}"
     words += f" ({schedule.name} {schedule.length})" if schedule.length else ""
     words += (
