@@ -57,6 +57,8 @@ def test_the_id_of_a_finding_is_explained_by_its_code(monkeypatch, capsys):
     assert (code, out) == (0, f"replica-drift\n{replica_drift.__doc__.strip()}\n")
     code, _, errors = call(monkeypatch, capsys, "explain", "unusual.no-such-mark")
     assert (code, "No finding or cause is called 'unusual.no-such-mark'" in errors) == (2, True)
+    _, listed, _ = call(monkeypatch, capsys, "explain")
+    assert "unusual " in listed
 
 
 def test_an_unknown_code_is_one_sentence_that_names_the_nearest(monkeypatch, capsys):

@@ -27,7 +27,7 @@ def command(
     from trueline.judge.causes.library import known_causes
     from trueline.judge.facts.unusual import manuals_of_marks
     from trueline.judge.registry import installed_checks
-    from trueline.schema.finding import LIVE_CODES
+    from trueline.schema.finding import LIVE_CODES, UNUSUAL
     from trueline.schema.law import installed_laws
 
     checks = {check.code: check for check in installed_checks()}
@@ -54,7 +54,7 @@ def command(
         from rich.table import Table
 
         table = Table("code", "what it finds")
-        for code_named, manual in (manuals | other_manuals).items():
+        for code_named, manual in (manuals | other_manuals | {UNUSUAL: manuals_of_marks()[UNUSUAL]}).items():
             table.add_row(code_named, manual.partition("\n")[0])
         console.print(table)
         return
