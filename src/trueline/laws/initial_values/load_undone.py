@@ -156,11 +156,11 @@ def _looks(run: Run) -> dict[tuple[int, int], dict[str, bool]]:
     for (step, rank), row in run.lists("initial_values").items():
         env, values = run.env.get(rank), _values(row)
         # the lists of that start, where parameters have changed since
-        lists = [] if env is None else [one for one in (env, *env.lists) if len(one.params) == len(values)]
+        lists = [] if env is None else [entry for entry in (env, *env.lists) if len(entry.params) == len(values)]
         params = [
             _LookedAt(name, tuple(shape), value)
-            for one in lists[:1]
-            for name, shape, value in zip(one.params, one.param_shapes, values, strict=True)
+            for entry in lists[:1]
+            for name, shape, value in zip(entry.params, entry.param_shapes, values, strict=True)
         ]
         if (step, rank) in frozen_values:
             values = _values(frozen_values[step, rank])

@@ -53,6 +53,9 @@ was told to add); powers of two from 16 on, which are a loss scale that was not 
 than others. Where targets are next tokens, and the loss is divided by the number of labels, of which each sample's
 first one is no target, that is told as information.
 
+Nothing is said of a sum below 1 beside a term of the loss that has no gradient, as a distillation that is computed of
+the teacher alone: the weights of the terms may add up to 1.
+
 What it may miss
 ----------------
 What `token-weights-differ` may miss; sums that change from step to step; gradients that are reduced by hand. Updates
@@ -100,6 +103,7 @@ from trueline.laws.token_weights.token_weighting import (
     weighed_steps,
 )
 from trueline.schema.columns.input_values import input_facts
+from trueline.schema.columns.loss_values import ConstantTerm
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site
@@ -290,6 +294,12 @@ def _sum_findings(run: Run) -> list[Finding]:
         cleared = _finding(wrong, value, "cleared-early", "", among=steps, noun=noun)
         return [replace(cleared, claim=_cleared_claim(wrong, num_passes, among=steps, num_steps=len(run.steps)))]
     kind, because = _explain(value, wrong[0].step, num_ranks)
+    if kind == "scaled" and value < 1 and _has_constant_term(run):
+        raise CannotTell(
+            f"all {noun}s together weigh {value:.4g} beside a term of the loss without a gradient, as a part of a "
+            "weighted mean does",
+            reason="undecidable",
+        )
     return [_finding(wrong, value, kind, because, among=steps, noun=noun)]
 
 
@@ -509,6 +519,12 @@ _ADVICE = {
         ),
     ),
 }
+
+
+def _has_constant_term(run: Run) -> bool:
+    """True where the loss is a sum of which some part has no gradient: the weights of its terms may add up to 1."""
+    rows = run.lists("constant_terms") if run.has("constant_terms") else {}
+    return any(term.number for row in rows.values() for term in ConstantTerm.from_row(row.tolist()))
 
 
 def _explain(value: float, step: WeighedStep, num_ranks: int) -> tuple[str, str]:

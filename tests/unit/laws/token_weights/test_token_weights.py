@@ -102,6 +102,17 @@ def test_one_pass_of_several_that_were_begun_counts(tmp_path, share, begun, kind
         )
 
 
+@pytest.mark.parametrize(("share", "is_told"), [(0.1, False), (2.5, True)])
+def test_a_part_of_1_beside_a_term_without_a_gradient_may_be_a_weight_of_several(tmp_path, share, is_told):
+    """As 0.9 * soft + 0.1 * hard, of which soft is of the teacher alone: 0, as what sum() begins with."""
+    constant = {"constant_terms": [1.0, 0.0, 0.7, 1.2e-7]}
+    run = run_of(tmp_path / "run", lambda counts: share / counts, num_micro=1, **constant)
+    assert ("loss-scale-wrong" in findings(run)) == is_told
+    if not is_told:
+        assert "together weigh 0.1 beside a term of the loss without a gradient" in not_run(run)["loss-scale-wrong"].why
+    assert "loss-scale-wrong" in findings(run_of(tmp_path / "alone", lambda counts: share / counts, num_micro=1))
+
+
 SCALE = 2.0**10
 
 
