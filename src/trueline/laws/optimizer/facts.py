@@ -83,9 +83,12 @@ def update_over_weight(run: Run) -> tuple[str, Any] | None:
     if not parts:
         return None
     least, most = min(parts, key=parts.__getitem__), max(parts, key=parts.__getitem__)
-    text = f"an update changes weights by {parts[most]:.2g} of their size"
+    text = f"an update changes weights by {100 * parts[most]:.2g} % of their size"
     if len(parts) > 1:
-        text = f"an update changes weights by {parts[least]:.2g} ({least}) to {parts[most]:.2g} ({most}) of their size"
+        text = (
+            f"an update changes weights by {100 * parts[least]:.2g} % of their size (`{least}`) to "
+            f"{100 * parts[most]:.2g} % (`{most}`)"
+        )
     num = len({sample.step for sample in slices})
     return f"{text}, at elements of {counted(num, 'sampled update')}", {"parts": parts, "updates": num}
 

@@ -51,6 +51,8 @@ def test_the_size_of_an_update_is_its_share_of_the_weights(tmp_path):
     (fact,) = [fact for fact in read_facts(tmp_path / "run").facts if fact.name == "update-over-weight"]
     assert list(fact.value["parts"].values()) == pytest.approx([0.01] * len(fact.value["parts"]), rel=1e-5)
     assert fact.value["updates"] == 12
+    assert fact.text.startswith("an update changes weights by 1 % of their size (`")
+    assert fact.text.endswith("`), at elements of 12 sampled updates")
 
 
 def test_momentum_that_moves_with_the_rate_is_no_mark(tmp_path):
