@@ -327,7 +327,7 @@ def check(
         run=commands.run,
         findings=tuple(sorted(findings, key=by_weight)),
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
-        notes=tuple(notes),
+        notes=tuple(map(worded, notes)),
         context=context_of(opened) if any(finding.is_grave for finding in findings) else frozenset(),
         unlooked=tuple(map(commands.filled, unlooked_notes(opened, not_run))),
         job=commands.job,

@@ -200,7 +200,7 @@ def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_no
     assert len(run.steps) == 16
     line = 1 + SCRIPT[: SCRIPT.index("total = sum")].count("\n")
     assert run.env[0].raised == f"ValueError at {script.name}:{line}"
-    assert trueline.check(run).notes[0] == f"Rank 0 raised ValueError at {script.name}:{line} after step 15."
+    assert trueline.check(run).notes[0] == f"The process raised ValueError at {script.name}:{line} after step 15."
     again = call([warm_trueline, "run", "--overwrite", "--out", "run", "--", "true"], tmp_path)
     assert "NOTHING WAS WATCHED: the Run at 'run' is as it was before the command" in again.stderr
     assert "The command" not in again.stderr
@@ -290,7 +290,7 @@ def test_a_job_that_was_killed_at_once_is_said_to_have_died(tmp_path, warm_truel
         assert not report.incidents
         return
     assert ended.returncode not in (0, 1)
-    died = f"the job died: rank 0 did not close this Run (last step 11): {says}"
+    died = f"the job died: the process did not close this Run (last step 11): {says}"
     assert report.verdict.line.startswith(f"Fault found: {died}")
     assert report.exit_code == 1
 
