@@ -162,8 +162,8 @@ def _per_token(trained: float, sums_M2: Array, *, rel: float, step: int, is_mode
         source=PER_TOKEN,
         is_models=is_models,
         doubt=Doubt.OWN_TOKENS,
-        note="the loss shown here is the mean over this rank's own tokens; backward divides their sum by another "
-        "number, as Hugging Face's Trainer does by the tokens of all ranks.",
+        note="the loss shown here is the mean over the tokens of this process; backward divides their sum by another "
+        "number, as Hugging Face's Trainer does by the tokens of all micro-batches and ranks.",
     )
 
 
