@@ -23,6 +23,7 @@ TWINS = {
     **dict.fromkeys(("R4", "R8.by-hand"), "R3.by-hand"),
     **dict.fromkeys(("C4", "C5", "C7"), "C3"),
     **dict.fromkeys(("B1", "I2.labels"), "W5"),
+    **dict.fromkeys(("H2.rate", "H2.states", "H2.statistics"), "H2"),
     "K1.cleared": "K1",
 }
 """Whose healthy run is, to the bit, that of another entry (samples, losses, weights): it is trained once."""
