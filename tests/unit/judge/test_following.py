@@ -1,5 +1,6 @@
 """Checks that follow say what they say of the whole Run, at every step, whatever was kept of earlier looks."""
 
+import functools
 import json
 from collections import Counter
 from dataclasses import replace
@@ -268,6 +269,20 @@ def state(path):
     return path / "judged.json"
 
 
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """By fault, a Run of two ranks, what is said of it, and what is kept of that; each once for all tests."""
+
+    @functools.cache
+    def judge(fault):
+        path = write_run(tmp_path_factory.mktemp("judged") / "run", num_ranks=2, num_steps=120, change=FAULTS[fault])
+        with in_stretches(20):
+            said(path)
+        return path, whole(Run(path)), state(path).read_text()
+
+    return judge
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -278,23 +293,21 @@ def state(path):
         lambda text: json.dumps({key: value for key, value in json.loads(text).items() if key != "crc32"}),
     ],
 )
-def test_what_is_kept_and_torn_or_of_another_version_is_made_again(tmp_path, damage):
-    path = write_run(tmp_path / "run", num_ranks=2, num_steps=120, change=FAULTS["one step"])
-    expected = whole(Run(path))
-    with in_stretches(20):
-        said(path)
-        kept = state(path).read_text()
-        state(path).write_text(damage(kept))
-        assert said(path) == expected
-        assert state(path).read_text() == kept
+def test_what_is_kept_and_torn_or_of_another_version_is_made_again(judged, damage):
+    with followers_alone():
+        path, expected, kept = judged("one step")
+        with in_stretches(20):
+            state(path).write_text(damage(kept))
+            assert said(path) == expected
+            assert state(path).read_text() == kept
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: data[:-1] + b"x", None])
 def test_a_large_array_that_is_kept_and_torn_or_lost_is_made_again(tmp_path, monkeypatch, damage):
     monkeypatch.setattr("trueline.store.judged.LARGE", 1)
     path = write_run(tmp_path / "run", num_ranks=2, num_steps=120, change=FAULTS["a sample again, much later"])
-    expected = whole(Run(path))
-    with in_stretches(20):
+    with followers_alone(), in_stretches(20):
+        expected = whole(Run(path))
         said(Run(path).before(110))
         kept = read_judged(str(path))
         file = path / "judged" / kept["silent"]["fresh samples"]["carried"]["seen 0-8"][2]
@@ -310,11 +323,10 @@ def test_a_large_array_that_is_kept_and_torn_or_lost_is_made_again(tmp_path, mon
 
 
 @pytest.mark.parametrize("what", ["rows", "environment", "program"])
-def test_what_is_kept_of_another_run_or_program_counts_for_nothing(tmp_path, monkeypatch, what):
+def test_what_is_kept_of_another_run_or_program_counts_for_nothing(judged, tmp_path, monkeypatch, what):
     """The kept part says that all was silent; it is put into a Run of which that is not true."""
-    told = write_run(tmp_path / "told", num_ranks=2, num_steps=120, change=healthy)
-    with in_stretches(20):
-        said(told)
+    with followers_alone(), in_stretches(20):
+        kept_of_healthy = judged("healthy")[2]
         other = {"num_steps": 120, "change": FAULTS["one step"]}
         if what == "rows":
             faulty = write_run(tmp_path / "run", num_ranks=2, **other)
@@ -325,7 +337,7 @@ def test_what_is_kept_of_another_run_or_program_counts_for_nothing(tmp_path, mon
         else:
             faulty = write_run(tmp_path / "run", num_ranks=2, **other)
             monkeypatch.setattr(following, "_program", lambda files: "another")
-        state(faulty).write_text(state(told).read_text())
+        state(faulty).write_text(kept_of_healthy)
         assert said(faulty) == whole(Run(faulty))
 
 
