@@ -1,0 +1,1 @@
+"""How soon work that is done again shows a device that flips bits."""
