@@ -325,6 +325,42 @@ _REPEAT = Verb(
     answers=3,
 )
 
+_RESUME = Verb(
+    "resume",
+    """Run a training command through, and again with a stop and a restart from its own checkpoint, all with the same
+    seeds, and say what is not as if it had never been stopped: weights, buffers, states of the optimizer, learning
+    rate, loss scale, samples, random streams.
+
+    --at is an update after which the script saves; {folder} in the command stands for a folder of the run's own, the
+    same for both starts of one. confirmed: something differs; excluded: all is the same, bit for bit. Exit code 0: one
+    of these; 3: undecided.
+
+    Example: trueline trial resume --at 20 --resume-with "--resume {folder}/last.pt" -- python train.py --save {folder}
+    """,
+    confirmed="the job after a restart is another",
+    excluded="the job after a restart is the one that was never stopped",
+    undecided="whether the job after a restart is the same cannot be told",
+    options=(
+        Option(
+            "resume_with",
+            str,
+            "Words behind the command that make it resume ('' where it does so by itself).",
+            "ARGS",
+            required=True,
+        ),
+        Option(
+            "at", int, "Updates after which it is stopped: one after which the script saves.", "N", default=10, least=1
+        ),
+    ),
+    module="resume",
+    about_run=False,
+    lacks=frozenset({"code", "error", "runs"}),
+    steps=10,
+    usual=3,
+    answers=7,
+    also='--resume-with "ARGS"',
+)
+
 _PHASES = Verb(
     "phases",
     """Run a training command with its weights fixed, with plain updates, with halves of the model frozen, and with the
@@ -398,6 +434,6 @@ _BATCH = Verb(
 
 VERBS: Mapping[str, Verb] = {
     verb.name: verb
-    for verb in (_KNOBS, _SYNC, _RL, _BISECT, _SHRINK, _REMEDY, _VOTE, _REPEAT, _PHASES, _MODULES, _BATCH)
+    for verb in (_KNOBS, _SYNC, _RL, _BISECT, _SHRINK, _REMEDY, _VOTE, _REPEAT, _RESUME, _PHASES, _MODULES, _BATCH)
 }
 """In the order in which messages name them."""

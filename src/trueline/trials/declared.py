@@ -8,6 +8,9 @@ LAW = Law(
         "minority-rank": Code(
             manual="One device makes other bits of the same work than the majority, at whatever rank."
         ),
+        "restart-differs": Code(
+            manual="What a restart of the job goes on with is not what the job has that was never stopped."
+        ),
         "op-inaccurate": Code(manual="An operation is wrong on this device by more than rounding explains."),
     },
 )

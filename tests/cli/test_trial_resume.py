@@ -1,0 +1,67 @@
+"""`trueline trial resume` on a job that saves and resumes, of whose checkpoint something is not loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli import in_process
+
+JOB = Path(__file__).parents[1] / "resume_job.py"
+
+
+@pytest.fixture
+def resume(python, forks, tmp_path, monkeypatch, capsys):
+    """The command line, on the job."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(lost, *options, resume_with="--resume"):
+        words = [python, str(JOB), "{folder}", *(["--lose", lost] if lost else [])]
+        asked = ("trial", "resume", "--at", "6", "--steps", "5", "--resume-with", resume_with, "--json", *options)
+        code, out, err = in_process.trueline(monkeypatch, capsys, *asked, "--", *words)
+        return code, json.loads(out) if out.startswith("{") else out, err
+
+    return call
+
+
+def test_a_restart_that_takes_everything_over_is_the_same_job(resume):
+    code, found, _ = resume("")
+    assert (code, found["answer"], found["credible"]) == (0, "excluded", []), found
+    assert found["says"][0].startswith(
+        "After a restart at update 6 the job is the same, bit for bit, in 5 steps: weights"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "causes", "words"),
+    [
+        ("weights", ["weights-not-restored"], "Weights are those of no update"),
+        ("buffers", ["buffers-not-restored"], "The buffers are not as in the run that was not stopped"),
+        ("states", ["optimizer-state-lost"], "the optimizer has none of 0.bias"),
+        ("rate", ["schedule-not-restored"], "The learning rate is 0.01 at update 6"),
+        ("samples", ["data-restarted"], "The data began again"),
+        ("streams", ["random-state-lost"], "The random streams are not as in the run"),
+    ],
+)
+def test_what_is_not_taken_over_is_told_apart(resume, lost, causes, words):
+    code, found, _ = resume(lost)
+    assert (code, found["answer"], found["credible"]) == (0, "confirmed", causes), found
+    assert words in " ".join(found["says"])
+    assert [finding["evidence"]["cause"] for finding in found["findings"]] == causes
+
+
+def test_an_older_checkpoint_is_aligned_by_its_weights(resume):
+    _, found, _ = resume("late")
+    assert (found["answer"], found["credible"]) == ("excluded", []), found
+    assert "It went on at update 4, and was stopped after update 6" in " ".join(found["says"])
+
+
+def test_a_job_that_does_not_repeat_itself_is_undecided(resume):
+    code, found, _ = resume("noise")
+    assert (code, found["answer"]) == (3, "undecided")
+    assert "The job does not repeat itself" in found["says"][0]
+
+
+def test_a_start_that_fails_is_said(resume):
+    code, found, _ = resume("", resume_with="--resume --lose")
+    assert (code, found["answer"]) == (3, "undecided")
+    assert "the start that resumes: it ended with status 1" in found["says"][0]
