@@ -339,6 +339,12 @@ def tensors_of(model: nn.Module) -> dict[str, tuple[TensorGetter, bool]]:
     return getters
 
 
+def owner_of(get_tensor: TensorGetter) -> nn.Module | None:
+    """The module that holds the tensor; None where no module does, or it is gone."""
+    is_modules = isinstance(get_tensor, functools.partial) and get_tensor.func is _get_tensor
+    return get_tensor.args[0]() if is_modules else None
+
+
 def _get_tensor(ref: weakref.ref[nn.Module], name: str, is_buffer: bool) -> Tensor | None:
     """The tensor of this name; None once the module is gone, which the user may drop meanwhile."""
     module = ref()

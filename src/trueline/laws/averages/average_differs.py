@@ -6,7 +6,9 @@ An average that follows other weights than the model's (an uninitialised or stal
 optimizer trains as well, that is the model itself, or that differs between ranks. Parameters that it leaves out. A
 declared decay that is swapped with its complement, applied several times between two updates, or another one. Averages
 in bfloat16 or float16 whose moves rounding loses. As information: an average that does not move in any sampled step
-although it is not the model, buffers that it leaves out, tensors that are copied, a decay below a half.
+although it is not the model, buffers that it leaves out, tensors that are copied, a decay below a half. For you to
+confirm: buffers that it leaves out, as the running statistics of batch normalisation, where it is called in evaluation
+mode in the steps, which reads them.
 
 Why it matters
 --------------
@@ -27,6 +29,8 @@ is taken for one where it moves between updates, in three samples or more, to th
 holds it. A decay is held against only where it is
 declared (`averages=[(teacher, 0.996)]`), in 3 samples or more, and all of them: it is to be that after every update. A
 schedule that begins below it is an information.
+Of buffers it is seen in the same samples whether a module that holds one is called in evaluation mode:
+in three samples or more in which it has not moved, and is not the model's.
 Lost is counted where rounding is coarser than in float32, of elements whose distance to the model is larger than
 rounding explains: a warning where those that stay have a fifth of its squared norm.
 
@@ -96,7 +100,7 @@ WORTH_TELLING = 0.2
 
 AverageFault = Literal[
     "rule", "trained", "same", "left-out", "several", "swapped", "often", "decay", "lost", "ranks", "still", "buffers",
-    "copied", "rising", "fast",
+    "buffers-read", "copied", "rising", "fast",
 ]  # fmt: skip
 
 _ERRORS: tuple[AverageFault, ...] = ("rule", "trained", "same", "swapped", "often", "decay")
@@ -116,6 +120,8 @@ _ADVICE: Mapping[AverageFault, str] = {
     "ranks": "Begin with the same average on all ranks (a copy of the model once DDP has it), and update it on all.",
     "still": "Look whether the update of the average is called. If it begins later, nothing is wrong.",
     "buffers": "If the average is used in evaluation mode, copy the buffers too (AveragedModel does) or use update_bn.",
+    "buffers-read": "Let the buffers follow as well: copy them from the model after each update. Or leave the copy in "
+    "training mode, where it takes the statistics of its own batch.",
     "copied": "If that is not meant, look for parameters that are shared, or left out of the average.",
     "rising": "If it is a warm-up, declare the average without the decay.",
     "fast": "If the model is to have the smaller part, swap them: e = decay * e + (1 - decay) * p.",
@@ -305,7 +311,10 @@ def _buffer_findings(history: Sequence[Averaging]) -> list[Finding]:
         for averaging in history
         if (pieces := [piece for piece in averaging.pieces if piece.name in still])
     ]
-    return [_finding("buffers", affected, history)] if affected else []
+    # at as many steps as they were not moved: what is copied just before an evaluation follows the model
+    num_read = len({averaging.step for averaging, _ in affected if averaging.reads_buffers})
+    fault: AverageFault = "buffers-read" if num_read >= FEWEST else "buffers"
+    return [_finding(fault, affected, history)] if affected else []
 
 
 def _rounding_findings(history: Sequence[Averaging]) -> list[Finding]:
@@ -403,11 +412,15 @@ def _finding(
         f"it follows is the same: {tensors}.",
         "still": f"{average} does not move {location}, and is not the model: {tensors}.",
         "buffers": f"{average} leaves out the buffers {tensors} {location}, which are not those of the model.",
+        "buffers-read": f"{average} is called in evaluation mode with buffers that do not follow the model's "
+        f"{location}: {tensors}.",
         "copied": f"{average} has copies of {tensors} of the model {location}, and averages of the others.",
         "rising": f"{average} begins with a lower decay than the declared {decay}, and is at {detail} {location}.",
         "fast": f"{average} has a decay of {detail} {location}: the model has the larger part in each update.",
     }
     severity: Severity = "error" if fault in _ERRORS else "warning" if fault in _WARNINGS else "info"
+    if fault == "buffers-read":
+        severity = "confirm"
     if history[0].custom and fault in ("rule", "left-out"):
         severity = "info"  # a function of the user's own may average otherwise
     if fault == "still" and decay is not None and decay < 1:

@@ -114,7 +114,8 @@ class Averaging:
     ``key`` tells it from others, ``decay`` is the one that is declared. ``custom`` says that it is averaged by a
     function of the user's own, ``is_undeclared`` that it is like the model and nobody declared it, ``is_torchs`` that
     an ``AveragedModel`` holds it. It is of ``num_params`` parameters. ``num_moves``: between updates, how often it
-    moved while the weights were the same.
+    moved while the weights were the same. ``reads_buffers``: a module of it that has buffers was called in evaluation
+    mode since the update before.
     """
 
     step: int
@@ -129,6 +130,7 @@ class Averaging:
     is_torchs: bool = False
     num_params: int = 0
     num_moves: int = 0
+    reads_buffers: bool = False
 
     @property
     def params(self) -> list[Piece]:
@@ -182,6 +184,7 @@ def _averagings(rank: int, facts: Any, moments: Array) -> Iterator[Averaging]:
                 is_undeclared=facts.get("found", False),
                 is_torchs=facts.get("torchs", False),
                 num_params=facts.get("has", 0),
+                reads_buffers=facts.get("reads", False),
                 num_moves=_num_moves(facts["slices"], arrays_by_moment[number : last + 1]),
                 **settings,
             )

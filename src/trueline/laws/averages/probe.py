@@ -21,7 +21,7 @@ from trueline.capture.declared_averages import Average
 from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout, unwrap
 from trueline.capture.model.object_table import ObjectTable
-from trueline.capture.model.weight_copies import AveragedPair, WeightCopy, pairs_of, weight_copies
+from trueline.capture.model.weight_copies import AveragedPair, WeightCopy, owner_of, pairs_of, weight_copies
 from trueline.capture.probes.around_update.sampling import EARLY, NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import Gathered, ParamSlice, slice_at
 from trueline.capture.probes.base import Moment, Step
@@ -69,6 +69,8 @@ class _AverageSample:
             ]
             slices.append([pair.name, param_slice.num, _dtype(view), _dtype(model_view), *flags])
         self.facts = facts | {"slices": slices}
+        owners = [owner_of(pair.average) for pair in pairs if pair.is_buffer]
+        self.owner_ids = {id(owner) for owner in owners if owner is not None}
         self._stamps: list[Gathered] = []
         self.is_whole = bool(slices)
 
@@ -166,6 +168,7 @@ class AverageProbe:
         self._waiting = Waiting[list[_AverageSample]]()
         self._waiting_glances = Waiting[list[list[int]]]()
         self._glance_of: dict[int, _Glance] = {}
+        self._read_ids = set[int]()
         self._forget()
         patches.average.add(self._before_call)
         patches.average.add(self._after_call, after=True)
@@ -173,6 +176,7 @@ class AverageProbe:
     def detach(self) -> None:
         self._forget()
         self._copies, self._glance_of = [], {}
+        patches.module_call.remove(self._at_module)
         patches.average.remove(self._before_call)
         patches.average.remove(self._after_call)
 
@@ -209,9 +213,12 @@ class AverageProbe:
             self._glances = self._first_glances(step) if self._due else []
             self._glanced_at = step.number
             return {}
+        for sample in windows:
+            sample.facts["reads"] = not self._read_ids.isdisjoint(sample.owner_ids)
         samples = [sample for sample in [*windows, *self._call_samples] if sample.is_whole][:MAX_SAMPLES]
         self._windows, self._call_samples = [], []
         tensors = self._second_glances(step)
+        self._look_at_calls(is_on=False)
         if self._due:
             self._search(step)
             if (self._declared or self._copies) and self._times.due(step):
@@ -302,6 +309,16 @@ class AverageProbe:
             sample.stamp("update")
             self._windows.append(sample)
         self._begun_at = step.number
+        self._look_at_calls(is_on=any(window.owner_ids for window in self._windows))
+
+    def _look_at_calls(self, *, is_on: bool) -> None:
+        """Look from now on whether modules with buffers are called in evaluation mode, or look no more."""
+        (patches.module_call.add if is_on else patches.module_call.remove)(self._at_module)
+        self._read_ids = set()
+
+    def _at_module(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if not module.training:
+            self._read_ids.add(id(module))
 
     def _before_call(self, average: AveragedModel, model: Any, *args: Any, **kwargs: Any) -> None:
         step, self._open = self._step, None

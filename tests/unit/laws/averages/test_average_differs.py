@@ -184,6 +184,48 @@ def test_an_average_that_rounding_holds_for_now_is_left_alone(tmp_path):
     assert findings(tmp_path / "run") == []
 
 
+def asked_in(mode, update):
+    """An ``update`` of a teacher in ``mode``, which is asked of a batch after it."""
+
+    def updated(step, average, model):
+        update(step, average, model)
+        average[1].momentum = 0.0 if mode == "training, kept" else 0.1
+        with torch.no_grad():
+            average.train(mode != "evaluation")(torch.randn(16, 6))
+
+    return updated
+
+
+@pytest.mark.parametrize("declare", [alone, ()])
+def test_a_teacher_with_statistics_of_its_own_in_evaluation_mode_is_to_be_confirmed(tmp_path, declare):
+    trained(tmp_path / "run", copy.deepcopy, asked_in("evaluation", without_buffers), declare=declare)
+    (finding,) = check(Run(str(tmp_path / "run")))
+    assert (finding.severity, finding.evidence["kind"]) == ("confirm", "buffers-read")
+    assert "is called in evaluation mode with buffers that do not follow the model's" in finding.claim
+    assert finding.claim.endswith(": 1.running_mean and 1.running_var.")
+
+
+def only_before_it_is_asked(step, average, model):
+    without_buffers(step, average, model)
+    if step % 4 == 3:
+        follow(average, model, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("update", "kinds"),
+    [
+        (asked_in("evaluation", lambda step, average, model: follow(average, model)), []),
+        (asked_in("training", without_buffers), []),
+        (asked_in("training, kept", without_buffers), [("info", "buffers")]),
+        (without_buffers, [("info", "buffers")]),
+        (asked_in("evaluation", only_before_it_is_asked), []),
+    ],
+)
+def test_a_teacher_whose_statistics_follow_or_are_not_read_is_not_asked_about(tmp_path, update, kinds):
+    trained(tmp_path / "run", copy.deepcopy, update, declare=alone)
+    assert findings(tmp_path / "run") == kinds
+
+
 def test_copies_now_and_then_leave_no_buffers_out(tmp_path, monkeypatch):
     monkeypatch.setattr(averages, "NUM_SLICES", 3)
 
