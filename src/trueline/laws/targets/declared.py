@@ -56,6 +56,21 @@ COLUMNS: tuple[Column, ...] = (
         "are the number of classes.",
     ),
     Column(
+        "target_feature_names",
+        "string",
+        "",
+        "Of `target_features`, JSON of the function that is given the targets, and of the inputs of the model: name, "
+        "and numbers of a sample that were looked at.",
+    ),
+    Column(
+        "target_features",
+        "list<float64>",
+        "",
+        "On some early steps `TargetFeatures`: samples so far, and most targets of a batch; how many numbers of a "
+        "sample are the target but for a factor and an offset, the place of one, the negative logarithm of its chance; "
+        "the same of numbers that are one for all samples of one target, and another one for each.",
+    ),
+    Column(
         "ignored_class",
         "list<int64>",
         "labels",
@@ -67,7 +82,7 @@ COLUMNS: tuple[Column, ...] = (
 
 LAW = Law(
     columns=COLUMNS,
-    probes=("probe.labels", "probe.places"),
+    probes=("probe.features", "probe.labels", "probe.places"),
     answers={"facts": "facts.SUBJECTS"},
     checks={
         "class-ignored": Code(says=("class-never-target",)),
@@ -77,6 +92,7 @@ LAW = Law(
         "loss-misapplied": Code(),
         "padding-trained": Code(),
         "rows-untrained": Code(),
+        "target-in-inputs": Code(),
         "token-doubled": Code(),
     },
 )

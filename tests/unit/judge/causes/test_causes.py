@@ -372,6 +372,7 @@ def test_every_code_has_a_cause():
         "begin-alike",
         "buffers-overwritten",
         "class-ignored",
+        "target-in-inputs",
         "class-weights-reversed",
         "clip-not-applied",
         "copy-is-model",
