@@ -2,6 +2,8 @@
 
 import collections
 import random
+import sys
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -382,3 +384,21 @@ def test_a_forward_pass_that_computes_with_a_copy_is_told(tmp_path):
 def test_a_forward_pass_that_reads_its_weights_is_left_alone(tmp_path, make):
     _, run = trained(make, tmp_path / "run")
     assert update_not_read.check(run) == []
+
+
+@pytest.mark.parametrize("kind", ["profiler", "thread"])
+def test_what_would_see_it_keeps_work_from_being_done_again(tmp_path, kind):
+    ended = threading.Event()
+    beside = threading.Thread(target=lambda: ended.wait(), name="beside")
+    if kind == "thread":
+        beside.start()
+    before = sys.getprofile()
+    sys.setprofile((lambda *_: None) if kind == "profiler" else before)
+    try:
+        _, run = trained(Body, tmp_path / "run")
+    finally:
+        sys.setprofile(before)
+        ended.set()
+    words = {"profiler": "a profiler or a debugger is on", "thread": "the thread beside may change"}
+    assert rows(run)
+    assert all(words[kind] in row.doubt for row in rows(run))

@@ -7,6 +7,7 @@ import dis
 import functools
 import os
 import sysconfig
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -71,6 +72,16 @@ def _global_hooks() -> Iterator[tuple[str, Any]]:
     for name, table in list(vars(torch.nn.modules.module).items()):
         if name.startswith("_global_") and isinstance(table, dict):
             yield from (("a hook of all modules", hook) for hook in table.values() if not is_ours(hook))
+
+
+def users_thread() -> str:
+    """Name of a thread that runs the user's code beside the training; '' without."""
+    for thread in threading.enumerate():
+        run = getattr(thread, "_target", None) or type(thread).run
+        code = run.__code__ if isinstance(run, types.FunctionType | types.MethodType) else None
+        if thread is not threading.main_thread() and code is not None and not _is_library(code):
+            return thread.name
+    return ""
 
 
 def _called_by(module: nn.Module) -> Iterator[Any]:

@@ -5,6 +5,7 @@ and compare bits: twice before the update, with a backward pass each, and once a
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -29,7 +30,7 @@ from trueline.capture.probes.batch import tensors_inside
 from trueline.capture.probes.parts import ProbeParts
 from trueline.laws.replays.columns import Replayed, odd_one
 from trueline.laws.replays.probe.neighbours import Batch, Neighbours, moved
-from trueline.laws.replays.probe.outside import reached_objects
+from trueline.laws.replays.probe.outside import reached_objects, users_thread
 from trueline.laws.replays.probe.stored_state import NotStorable, RandomStreams, StoredState
 from trueline.tensor.digest import digest_each, digest_tensor
 
@@ -179,6 +180,10 @@ class ReplayProbe:
             return
         if num_dispatch_modes() or torch._C._len_torch_function_stack() or in_transform():
             raise NotStorable("a mode of torch is on")
+        if sys.getprofile() is not None or sys.gettrace() is not None or torch.autograd._profiler_enabled():
+            raise NotStorable("a profiler or a debugger is on, which would see it")
+        if thread_name := users_thread():
+            raise NotStorable(f"the thread {thread_name} may change what is put back")
         if not module.training:
             return
         if self._roots is None:

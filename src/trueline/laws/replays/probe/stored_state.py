@@ -67,16 +67,21 @@ class StoredState:
         """Make everything as it was."""
         for table, entries in self._dicts:
             if not _same_items(table, entries):
-                dict.clear(table)
+                # never empty in between, where a handler of a signal may read it
                 dict.update(table, entries)
+                for key in [key for key in dict.keys(table) if key not in entries]:
+                    dict.pop(table, key, None)
         for sequence, entries in self._lists:
             if len(sequence) != len(entries) or any(a is not b for a, b in zip(sequence, entries, strict=True)):
-                sequence.clear()
-                sequence.extend(entries)
+                if isinstance(sequence, list):
+                    sequence[:] = entries
+                else:
+                    sequence.clear()
+                    sequence.extend(entries)
         for group, entries in self._sets:
             if group != entries:
-                set.clear(group)
                 set.update(group, entries)
+                set.intersection_update(group, entries)
         for owner, slot, value in self._slots:
             object.__setattr__(owner, slot, value)
         for tensor, values in self._tensors:
@@ -127,7 +132,8 @@ class StoredState:
         if isinstance(value, nn.Parameter):
             return
         if type(value) is not Tensor or value.layout != torch.strided:
-            raise NotStorable(f"{name} is a {type(value).__name__}")
+            kind = type(value).__name__ if type(value) is not Tensor else f"tensor of layout {value.layout}"
+            raise NotStorable(f"{name} is a {kind}")
         if value.grad_fn is not None:
             return  # made of another pass: who changes it would break its own backward pass
         self._bytes_left -= value.numel() * value.element_size()
