@@ -20,6 +20,13 @@ COLUMNS: tuple[Column, ...] = (
         "the smallest as float64, 1 where they look like standard normal noise, plus 2 where all rows are alike, and "
         "the bits of the largest.",
     ),
+    Column(
+        "output_spread",
+        "float64",
+        "",
+        "At the same steps, of the first pass: by what share of its largest magnitude a number that the model returns "
+        "for each sample differs most among the samples.",
+    ),
 )
 
 LAW = Law(
@@ -31,5 +38,6 @@ LAW = Law(
         "input-constant": Code(explains=("worker-silent", "*unlike-worker")),
         "inputs-equal": Code(),
         "one-for-all-samples": Code(),
+        "outputs-alike": Code(),
     },
 )

@@ -18,6 +18,7 @@ import xxhash
 from torch import Tensor, nn
 
 from trueline.capture.model.layout import local
+from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.arguments import named_tensors
 from trueline.capture.probes.at_backward import BackwardProbe
@@ -50,7 +51,8 @@ Row = tuple[Pass, tuple[InputFact, ...], Tensor]
 
 class InputProbe(BackwardProbe):
     """At the first sampled steps, then now and then, the columns ``input_facts`` and ``input_values``, of the passes
-    that count. What autograd made is left out. All is computed on the device and copied with the step's row.
+    that count, and ``output_spread`` of the first. What autograd made is left out of inputs. All is computed on the
+    device and copied with the step's row.
     """
 
     name = "inputs"
@@ -58,29 +60,38 @@ class InputProbe(BackwardProbe):
     between = None
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        """``input_facts`` and, int64 [M, K * F], ``read_values`` and ``target_values``; absent where there are none."""
+        """``input_facts`` and, int64 [M, K * F], ``read_values`` and ``target_values``, and float64 [1]
+        ``output_spread``; absent where there are none.
+        """
         if moment == "output":
             counts = not (in_backward() or self._passes.is_over)
             if counts and step.module is not None and len(self._read_rows) < MAX_PASSES:
-                self._read_rows += _row(self._passes.now(), list(_read_by(step.module, step.args, step.kwargs)))
+                read = list(_read_by(step.module, step.args, step.kwargs))
+                if not self._read_rows:
+                    self._spread = _spread_of(step.output, read)
+                self._read_rows += _row(self._passes.now(), read)
             return {}
         read_rows, target_rows = _rows_alike(self._read_rows), _rows_alike(self._target_rows)
+        spread = self._spread
         self._forget(due=False)
         columns: dict[str, Any] = step.counted.take("read_values", _values_of(read_rows))
         columns |= step.counted.take("target_values", _values_of(target_rows), backward=True)
         rows = [rows[0] for name, rows in zip(_NAMES, (read_rows, target_rows), strict=True) if name in columns]
         facts = [fact for _, facts, _ in rows for fact in facts]
+        columns |= {} if spread is None or "read_values" not in columns else {"output_spread": spread}
         return columns | ({"input_facts": facts_text(facts)} if facts else {})
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``input_values``, the passes of the step together."""
         values = [_merge_passes(host[name]) for name in _NAMES if len(host.get(name, ()))]
-        return {"input_values": list(itertools.chain(*values))} if values else {}
+        columns: dict[str, Any] = {"input_values": list(itertools.chain(*values))} if values else {}
+        return columns | ({"output_spread": float(host["output_spread"])} if "output_spread" in host else {})
 
     def _forget(self, *, due: bool) -> None:
         super()._forget(due=due)
         self._read_rows: list[Row] = []
         self._target_rows: list[Row] = []
+        self._spread: Tensor | None = None
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         forward_pass = self._passes.backward_pass
@@ -95,6 +106,26 @@ def _read_by(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     for name, x in named_tensors(module, args, kwargs):
         if not x.requires_grad:
             yield InputFact(name, False, str(x.dtype), tuple(x.shape)), x
+
+
+def _spread_of(output: Any, read: list[tuple[InputFact, Tensor]]) -> Tensor | None:
+    """Float64 [1]: by what share of its largest magnitude a number of an output differs most among samples; None where
+    nothing is returned for each of the samples that the model reads.
+    """
+    num_samples = next((fact.shape[0] for fact, _ in read if fact.shape), 0)
+    spreads: list[Tensor] = []
+    for x in itertools.islice(differentiable(output), MAX_TENSORS):
+        rows = local(x).detach()
+        if num_samples < 2 or not rows.dim() or len(rows) != num_samples or not rows.is_floating_point():
+            continue
+        rows = rows.reshape(num_samples, -1)[:, :ROW_BEGIN].double()
+        least, greatest = rows.aminmax(dim=0)
+        share = (greatest - least) / torch.maximum(least.abs(), greatest.abs())
+        # 0 in all samples is no difference; that of infinite numbers is not known
+        share = torch.where((least == 0) & (greatest == 0), 0.0, share).nan_to_num(nan=torch.inf)
+        spreads.append(share.amax() if share.numel() else share.new_zeros(()))
+    spreads = [spread for spread in spreads if spread.device == spreads[0].device]
+    return torch.stack(spreads).amax()[None] if spreads else None
 
 
 def _row(forward_pass: Pass, tensors: list[tuple[InputFact, Tensor]]) -> list[Row]:

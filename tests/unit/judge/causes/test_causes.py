@@ -392,6 +392,7 @@ def test_every_code_has_a_cause():
         "loads-itself",
         "loss-skipped",
         "one-for-all-samples",
+        "outputs-alike",
         "restart-rate",
         "rows-unused",
         "rows-lost",
