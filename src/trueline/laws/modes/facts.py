@@ -6,10 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from trueline.judge.facts.fact import Subject
+from trueline.judge.facts.fact import Mark, Subject
 from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted, named_some
 from trueline.store.reader import Run
+
+HALF = 0.5
+"""Probability from which on more is dropped than is left, and rescaled values vary by more than their size."""
 
 MAX_LEVELS = 4
 """How deep options inside of others are looked at."""
@@ -63,4 +66,33 @@ def _numbers(options: Mapping[str, Any], levels: int) -> Iterator[tuple[str, flo
             yield from _numbers(cast(Mapping[str, Any], value), levels - 1)
 
 
-SUBJECTS = (Subject("dropout", "model", "dropout", dropout),)
+def _most_dropping(value: Mapping[str, Any]) -> dict[float, int]:
+    """Parts by probability, where that is above a half."""
+    return {float(p): num for p, num in value["active"].items() if float(p) > HALF}
+
+
+def _most_dropped(value: Mapping[str, Any]) -> str:
+    """``2 parts drop values with p 0.95``."""
+    parts = _most_dropping(value)
+    num = sum(parts.values())
+    return (
+        f"{counted(num, 'part')} {'drops' if num == 1 else 'drop'} most values, with p {named_some([*map(str, parts)])}"
+    )
+
+
+SUBJECTS = (
+    Subject(
+        "dropout",
+        "model",
+        "dropout",
+        dropout,
+        (
+            Mark(
+                "drops-most",
+                lambda value: bool(_most_dropping(value)),
+                _most_dropped,
+                advice="Dropout takes the probability to drop, not that to keep: nn.Dropout(1 - keep).",
+            ),
+        ),
+    ),
+)

@@ -7,7 +7,7 @@ from torch import nn
 import trueline
 
 
-def text_of(out, prepare, *, p=0.1):
+def fact_of(out, prepare, *, p=0.1):
     torch.manual_seed(0)
     layers = [nn.Linear(4, 4), nn.Dropout(p), nn.Linear(4, 4), nn.Dropout(p), nn.Linear(4, 1)]
     model = nn.Sequential(*layers)
@@ -18,7 +18,7 @@ def text_of(out, prepare, *, p=0.1):
             model(torch.randn(8, 4)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    return {fact.name: fact.text for fact in trueline.facts(out).facts}.get("dropout")
+    return next((fact for fact in trueline.facts(out).facts if fact.name == "dropout"), None)
 
 
 class Config:
@@ -50,4 +50,13 @@ class Config:
     ],
 )
 def test_what_drops_is_told(tmp_path, prepare, p, text):
-    assert text_of(tmp_path / "run", prepare, p=p) == text
+    fact = fact_of(tmp_path / "run", prepare, p=p)
+    assert (fact and fact.text) == text
+    assert not (fact and fact.marks)
+
+
+def test_a_probability_to_keep_drops_most(tmp_path):
+    fact = fact_of(tmp_path / "kept", lambda model: None, p=0.95)
+    assert fact.marks == {"drops-most": "2 parts drop most values, with p 0.95"}
+    assert not fact_of(tmp_path / "half", lambda model: None, p=0.5).marks
+    assert not fact_of(tmp_path / "off", lambda model: model.eval(), p=0.95).marks
