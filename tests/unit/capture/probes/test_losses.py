@@ -343,6 +343,13 @@ def test_a_rank_that_multiplies_its_loss_is_that_many_times_the_others_in_their_
     assert (other.loss, other.source) == (1.6, "backward")
 
 
+def test_means_that_nobody_divides_by_the_micro_batches_are_said_to_add_up():
+    added = chosen([(2.5, 150.0, 60.0), (5.0, 200.0, 40.0)])
+    assert (added.loss, added.source) == (3.5, PER_TOKEN)
+    assert "called on the mean of each of 2 micro-batches, and their gradients add up." in added.note
+    assert "backward divides their sum by another number" in chosen([(4.0, 150.0, 60.0), (5.0, 200.0, 40.0)]).note
+
+
 def test_a_loss_that_is_a_mean_already_stays_as_it_is():
     choice = chosen([(1.25, 150.0, 60.0), (2.5, 200.0, 40.0)])  # halves of two means, of other numbers of tokens
     assert (choice.loss, choice.source, choice.note) == (3.75, "backward", "")

@@ -162,8 +162,18 @@ def _per_token(trained: float, sums_M2: Array, *, rel: float, step: int, is_mode
         source=PER_TOKEN,
         is_models=is_models,
         doubt=Doubt.OWN_TOKENS,
-        note="the loss shown here is the mean over the tokens of this process; backward divides their sum by another "
-        "number, as Hugging Face's Trainer does by the tokens of all micro-batches and ranks.",
+        note="the loss shown here is the mean over the tokens of this process; "
+        f"{_gradient_of(trained, parts, rel=rel)}.",
+    )
+
+
+def _gradient_of(trained: float, parts: list[float], *, rel: float) -> str:
+    """What backward is called on, of micro-batches whose means are ``parts``."""
+    if len(parts) > 1 and math.isclose(trained, float(np.nansum(parts)), rel_tol=rel):
+        return f"backward is called on the mean of each of {len(parts)} micro-batches, and their gradients add up"
+    return (
+        "backward divides their sum by another number, as Hugging Face's Trainer does by the tokens of all "
+        "micro-batches and ranks"
     )
 
 
