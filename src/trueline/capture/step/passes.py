@@ -44,11 +44,13 @@ SAMPLE = 2**14
 @dataclass(eq=False)
 class Pass:
     """A forward or backward pass. ``at`` is the index in the step of the backward pass that its gradients come from,
-    or, before there is one, of the next; ``reached`` is whether a gradient came through the model's output.
+    or, before there is one, of the next; ``reached`` is whether a gradient came through the model's output, and
+    ``hooked`` whether one could be seen to.
     """
 
     at: int
     reached: bool = False
+    hooked: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,14 @@ class Contributions:
     """Follows the passes of one model. ``latest`` is its last forward pass in this step, None without;
     ``backward_pass`` is the backward pass that ``torch.autograd.backward`` was called for last, None where that cannot
     count; ``num_reached`` is how many of this step have come through the model, and ``num_forward`` how many forward
-    passes there were in all. ``at_unused`` is called where one begins and no backward pass has since the one before.
+    passes there were in all. ``at_unused`` is called with the forward pass before, where one begins and no backward
+    pass has since that.
     """
 
     def __init__(self) -> None:
         self.backward_pass: Pass | None = None
         self.num_forward = 0
-        self.at_unused: weakref.WeakMethod[Callable[[], None]] | None = None
+        self.at_unused: weakref.WeakMethod[Callable[[Pass], None]] | None = None
         self._guard: Guard = contextlib.nullcontext
         self._trained = ObjectTable[Optimizer, tuple[Tensor, ...]]()
         self._params: Sequence[Tensor] = ()
@@ -166,7 +169,7 @@ class Contributions:
             return
         at_unused = self.at_unused()
         if at_unused is not None:
-            at_unused()
+            at_unused(latest)
 
     def part_begins(self, part: nn.Module) -> bool:
         """Whether a call of ``part`` begins a pass: the first since the last backward pass, or one of a part that was
@@ -185,7 +188,7 @@ class Contributions:
         model_pass = self.now()
         for tensor in tensors[:MAX_HOOKED]:
             tensor.register_hook(Hook(functools.partial(self._came_back, model_pass)))
-            self._hooked = True
+            self._hooked = model_pass.hooked = True
 
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         with self._guard("passes"):

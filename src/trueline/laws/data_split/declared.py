@@ -10,6 +10,7 @@ LAW = Law(
     columns=COLUMNS,
     answers={"facts": "facts.SUBJECTS"},
     checks={
+        "batches-dropped": Code(),
         "duplicate-data": Code(
             explains=("shard-overlap", "dispersion-low", "rng-streams"),
             root="sampling",

@@ -9,7 +9,8 @@ COLUMNS: tuple[Column, ...] = (
         "list<int64>",
         "",
         "Where a forward pass came to no backward pass before the next one began, at the next sampled step: forward "
-        "passes since this was told last, such ones among them, and of these those whose loss was not finite.",
+        "passes since this was told last, such ones among them, and of these those whose loss was not finite, and "
+        "those to which no gradient came back later.",
     ),
 )
 

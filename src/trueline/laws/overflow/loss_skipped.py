@@ -81,7 +81,7 @@ def check(run: Run) -> list[Finding]:
     passes, skipped = defaultdict[int, int](int), defaultdict[int, int](int)
     steps: list[int] = []
     for (step, rank), row in sorted(run.lists("skipped_losses").items()):
-        num_forward, _, num_not_finite = (int(x) for x in row)
+        num_forward, _, num_not_finite = (int(x) for x in row[:3])
         if end is not None and step >= end:
             continue
         passes[rank] += num_forward

@@ -13,11 +13,14 @@ from trueline.capture.job.configs_in_sight import locals_of_job
 from trueline.capture.model.layout import local
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
+from trueline.capture.step.passes import Pass
 
 LOOKS, MORE_LOOKS = 64, 2
 """Passes without a backward pass whose losses are looked for, and more of them at each sampled step: models that train
 each other, and losses of two passes, have such a pass at every step.
 """
+MOST_PASSES = 4_096
+"""Of these passes, those between two sampled steps of which it is looked whether a gradient came back to them."""
 MAX_LOSSES = 8
 """Single numbers with a graph that are looked at where a pass was not used."""
 
@@ -39,6 +42,7 @@ class SkippedLossProbe:
         self._num_forward = self._num_unused = 0
         self._not_finite: list[Tensor] = []
         self._last: list[weakref.ref[Tensor]] = []
+        self._unused: list[Pass] = []
         parts.contributions.at_unused = weakref.WeakMethod(self._at_unused)
 
     def begin(self, step: Step) -> bool:
@@ -48,13 +52,16 @@ class SkippedLossProbe:
 
     def detach(self) -> None:
         self._passes.at_unused = None
-        self._not_finite, self._last = [], []
+        self._not_finite, self._last, self._unused = [], [], []
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        """``passes_skipped``, int64 [2] on the host, and ``losses_skipped``, bool [M], whether each is not finite."""
+        """``passes_skipped``, int64 [3] on the host, and ``losses_skipped``, bool [M], whether each is not finite."""
         if not self._num_unused:
             return {}
-        counts = torch.tensor([self._passes.num_forward - self._num_forward, self._num_unused])
+        # one loss may be of several passes, so that its backward pass comes to those before as well
+        num_dropped = sum(unused.hooked and not unused.reached for unused in self._unused)
+        self._unused = []
+        counts = torch.tensor([self._passes.num_forward - self._num_forward, self._num_unused, num_dropped])
         columns: dict[str, Any] = {"passes_skipped": counts}
         if self._not_finite:
             columns["losses_skipped"] = torch.stack(self._not_finite)
@@ -64,16 +71,18 @@ class SkippedLossProbe:
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         if "passes_skipped" not in host:
             return {}
-        num_forward, num_unused = host["passes_skipped"].tolist()
+        num_forward, num_unused, num_dropped = host["passes_skipped"].tolist()
         not_finite = int(host["losses_skipped"].sum()) if "losses_skipped" in host else 0
         if not_finite:
             self._looks_left = LOOKS
-        return {"skipped_losses": [num_forward, num_unused, not_finite]}
+        return {"skipped_losses": [num_forward, num_unused, not_finite, num_dropped]}
 
-    def _at_unused(self) -> None:
+    def _at_unused(self, unused: Pass) -> None:
         """A forward pass begins, and no backward pass has since the one before."""
         with self._guard(self.name), torch.no_grad():
             self._num_unused += 1
+            if len(self._unused) < MOST_PASSES:
+                self._unused.append(unused)
             if self._looks_left <= 0:
                 return
             self._looks_left -= 1

@@ -369,6 +369,7 @@ def test_every_code_has_a_cause():
         "average-in-model",
         "average-restarts",
         "average-updates",
+        "batches-dropped",
         "begin-alike",
         "buffers-overwritten",
         "class-ignored",
