@@ -74,9 +74,9 @@ def test_every_check_is_its_own_manual(generate: ModuleType, manuals: dict, code
 
     missing = [heading for heading in generate.HEADINGS if f"## {heading}\n" not in manual.body]
     assert not missing, f"{code} lacks the headings {missing}"
-    wrong, right = FENCED.findall(manual.body)
+    wrong, right, *further = FENCED.findall(manual.body)
     assert wrong != right
-    for language, snippet in (wrong, right):
+    for language, snippet in (wrong, right, *further):
         assert language == "python"
         compile(snippet, code, "exec")
     unknown = set(manual.needs) - {column.name for column in worker_columns()}

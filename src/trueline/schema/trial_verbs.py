@@ -357,7 +357,6 @@ _RESUME = Verb(
     lacks=frozenset({"code", "error", "runs"}),
     steps=10,
     usual=3,
-    answers=7,
     also='--resume-with "ARGS"',
 )
 
