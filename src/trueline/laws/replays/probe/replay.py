@@ -4,22 +4,17 @@ and compare bits: twice before the update, with a backward pass each, and once a
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.model import patches
-from trueline.capture.model.contents import MAX_DEPTH, is_tensor
-from trueline.capture.model.layout import clean_name, compiled_inside, local, unwrap
+from trueline.capture.model.layout import clean_name, compiled_inside, unwrap
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import (
-    CapturingHook,
-    Hook,
     compiled_in_place,
     in_backward,
     in_transform,
@@ -31,8 +26,23 @@ from trueline.capture.probes.parts import ProbeParts
 from trueline.laws.replays.columns import Replayed, odd_one
 from trueline.laws.replays.probe.neighbours import Batch, Neighbours, moved
 from trueline.laws.replays.probe.outside import reached_objects, users_thread
+from trueline.laws.replays.probe.passes import (
+    Origin,
+    Pass,
+    copied,
+    digest_as,
+    digest_of,
+    format_of,
+    in_precision,
+    present,
+    listen,
+    precision_of,
+    quiet,
+    reshard,
+    weights_for,
+)
 from trueline.laws.replays.probe.stored_state import NotStorable, RandomStreams, StoredState
-from trueline.tensor.digest import digest_each, digest_tensor
+from trueline.tensor.digest import digest_each
 
 ADAPTERS = ("single", "ddp", "manual", "deepspeed")
 """Where a forward and backward pass of the model inside of the wrapper needs no other rank."""
@@ -40,44 +50,12 @@ FORWARD_ONLY = ("fsdp2",)
 """Where a forward pass without gradients is one that evaluation makes too, in which all ranks take part."""
 REPLICATED = ("ddp", "manual", "deepspeed")
 """Where all ranks hold the same weights."""
-MAX_MODULES = 512
-"""Modules without parts whose outputs are compared."""
-
-
-@dataclass
-class _Pass:
-    """Digests of what one forward pass made: ``outputs`` of modules without parts, by name in the order of their calls,
-    and of what the model ``returned``; ``gradients`` of all parameters.
-    """
-
-    names: list[str] = field(default_factory=list[str])
-    outputs: list[Tensor] = field(default_factory=list[Tensor])
-    returned: Tensor | None = None
-    gradients: Tensor | None = None
-
-
-@dataclass
-class _Origin:
-    """What the forward pass of the training was called with, and in which state."""
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    state: StoredState
-    streams: RandomStreams
-    precision: tuple[bool, torch.dtype, bool]
-    versions: list[int]
-    training: _Pass
-    first: _Pass | None = None
-    weights: Tensor | None = None
-    trained: Tensor | None = None
-    num_outputs: int = 0
-    neighbour: int = -1
-    neighbour_differs: str = ""
 
 
 class ReplayProbe:
-    """At the steps that the plan's ``replay`` names. It waits for nothing: digests go to the host with the row."""
+    """At the steps that the plan's ``replay`` names. Digests go to the host with the row; the device and another rank
+    are waited for where ranks hand each other their batches.
+    """
 
     name = "replay"
     moments = ("forward", "output", "update", "updated")
@@ -90,8 +68,8 @@ class ReplayProbe:
         self._roots: list[tuple[str, object]] | None = None
         self._neighbours = Neighbours(parts.watching.team)
         self._exchanges = parts.watching.adapter.name in REPLICATED
-        self._waiting: dict[int, tuple[_Origin, _Pass, _Pass, list[str]]] = {}
-        self._origin: _Origin | None = None
+        self._waiting: dict[int, tuple[Origin, Pass, Pass, list[str]]] = {}
+        self._origin: Origin | None = None
         self._due = self._is_asked = False
         self._handles: list[Any] = []
 
@@ -190,23 +168,23 @@ class ReplayProbe:
             self._roots = reached_objects(module)
         state = StoredState(self._roots)
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-        self._origin = _Origin(
+        self._origin = Origin(
             module,
-            _copied(step.args),
-            _copied(dict(step.kwargs)),
+            copied(step.args),
+            copied(dict(step.kwargs)),
             state,
             RandomStreams(device),
-            _precision(device),
+            precision_of(device),
             self._versions(module),
-            _Pass(),
+            Pass(),
         )
-        self._handles = _listen(module, self._origin.training)
+        self._handles = listen(module, self._origin.training)
 
     def _at_output(self, output: Any) -> None:
         self._unhook()
         origin = self._origin
         if origin is not None and origin.training.returned is None:
-            origin.training.returned = _digest_of(output)
+            origin.training.returned = digest_of(output)
 
     # -- the same again --------------------------------------------------------------------------------------------
 
@@ -220,7 +198,7 @@ class ReplayProbe:
             return {"replayed": Replayed(doubt=doubt).to_json()}
         named = [(clean_name(name), x) for name, x in origin.module.named_parameters() if x.requires_grad]
         params = [x for _, x in named]
-        origin.weights = _digest_as(params, _format(origin))
+        origin.weights = digest_as(params, format_of(origin))
         if self._needs_all and not self._all_agree(step.number):
             self._origin = None
             return {"replayed": Replayed(doubt="another rank could not take part").to_json()}
@@ -233,11 +211,11 @@ class ReplayProbe:
             return {"replayed": Replayed(doubt="its modules run in another order each time").to_json()}
         self._run_neighbours(origin, first, params, step.number)
         self._waiting = {step.number: (origin, first, second, [name for name, _ in named])}
-        digests = [torch.stack([*one.outputs, _known(one.returned)]) for one in (origin.training, first, second)]
+        digests = [torch.stack([*one.outputs, present(one.returned)]) for one in (origin.training, first, second)]
         measured = {"replay_outputs": torch.stack(digests)}
         if first.gradients is not None and second.gradients is not None:
             gradients = torch.stack([first.gradients, second.gradients])
-            measured |= {"replay_gradients": gradients, "replay_trained": _known(origin.trained)}
+            measured |= {"replay_gradients": gradients, "replay_trained": present(origin.trained)}
         return measured
 
     def _after_update(self, step: Step) -> dict[str, Any]:
@@ -248,16 +226,16 @@ class ReplayProbe:
         after = self._again(origin, params, backward=False)
         self._origin = None
         return {
-            "replay_weights": _known(origin.weights),
-            "replay_weights_after": _digest_as(params, _format(origin)),
-            "replay_after": _known(after.returned),
+            "replay_weights": present(origin.weights),
+            "replay_weights_after": digest_as(params, format_of(origin)),
+            "replay_after": present(after.returned),
         }
 
-    def _run_neighbours(self, origin: _Origin, first: _Pass, params: list[nn.Parameter], step: int) -> None:
+    def _run_neighbours(self, origin: Origin, first: Pass, params: list[nn.Parameter], step: int) -> None:
         """Run the batch of another rank, and hold what comes to what that rank has made of it."""
         if not self._exchanges:
             return
-        digests = torch.stack([*first.outputs, _known(first.returned)]).tolist()
+        digests = torch.stack([*first.outputs, present(first.returned)]).tolist()
         batch = Batch(origin.args, origin.kwargs, origin.streams, origin.precision, first.names, digests)
         answer = self._answer(step, batch.packed())
         if answer is None or answer.names != first.names or answer.precision != origin.precision:
@@ -271,7 +249,7 @@ class ReplayProbe:
         )
         run_here = self._again(of_neighbour, params, backward=False)
         origin.neighbour = self._neighbours.rank
-        digests = torch.stack([*run_here.outputs, _known(run_here.returned)]).tolist()
+        digests = torch.stack([*run_here.outputs, present(run_here.returned)]).tolist()
         names = [*run_here.names, "what the model returns"]
         pairs = zip(names, digests, answer.digests, strict=True)
         origin.neighbour_differs = next((name for name, digest, other in pairs if digest != other), "")
@@ -293,20 +271,20 @@ class ReplayProbe:
         elif self._exchanges:
             self._answer(step, b"")
 
-    def _again(self, origin: _Origin, params: list[nn.Parameter], *, backward: bool = True) -> _Pass:
+    def _again(self, origin: Origin, params: list[nn.Parameter], *, backward: bool = True) -> Pass:
         """The pass of ``origin`` once more; everything is afterwards as it was before."""
-        result = _Pass()
+        result = Pass()
         now, streams_now = StoredState(self._roots or ()), RandomStreams(origin.streams.device)
         handles: list[Any] = []
         try:
-            with _quiet(origin.module), torch.set_grad_enabled(not self._needs_all), _in_precision(origin):
+            with quiet(origin.module), torch.set_grad_enabled(not self._needs_all), in_precision(origin):
                 origin.state.put_back()
                 origin.streams.put_back()
-                handles = _listen(origin.module, result, heard=True)
-                output = origin.module(*_copied(origin.args), **_copied(dict(origin.kwargs)))
+                handles = listen(origin.module, result, heard=True)
+                output = origin.module(*copied(origin.args), **copied(dict(origin.kwargs)))
                 for handle in handles:
                     handle.remove()
-                result.returned = _digest_of(output)
+                result.returned = digest_of(output)
                 origin.num_outputs = sum(x.numel() for _, x in tensors_inside("", output))
                 if backward:
                     self._backward(origin, result, output, params)
@@ -318,17 +296,17 @@ class ReplayProbe:
             for handle in handles:
                 handle.remove()
             if self._needs_all:
-                _reshard(origin.module)
+                reshard(origin.module)
             now.put_back()
             streams_now.put_back()
         return result
 
     @staticmethod
-    def _backward(origin: _Origin, result: _Pass, output: Any, params: list[nn.Parameter]) -> None:
+    def _backward(origin: Origin, result: Pass, output: Any, params: list[nn.Parameter]) -> None:
         roots = list(differentiable(output))
         if not roots or not params:
             return
-        weights = [_weights_for(x) for x in roots]
+        weights = [weights_for(x) for x in roots]
         gradients = torch.autograd.grad(roots, params, weights, allow_unused=True)
         result.gradients = digest_each(gradients, origin.streams.device)
         zero = torch.zeros((), dtype=torch.bool, device=origin.streams.device)
@@ -368,125 +346,6 @@ def _doubt_of(parts: ProbeParts) -> str:
         if (type(parameter.data) is not Tensor and adapter not in FORWARD_ONLY) or hasattr(parameter, "ds_id"):
             return "its parameters are sharded, or of a class of their own"
     return ""
-
-
-class _Listener(CapturingHook):
-    """A hook that notes the digest of what a module returns."""
-
-    __slots__ = ("_name", "_noted")
-
-    def __init__(self, name: str, noted: _Pass) -> None:
-        self._name, self._noted = name, noted
-
-    def __call__(self, module: Any, args: Any, output: Any) -> None:
-        if not in_backward():
-            with torch.no_grad():
-                self._noted.names.append(self._name)
-                self._noted.outputs.append(_digest_of(output))
-
-
-def _listen(module: nn.Module, noted: _Pass, *, heard: bool = False) -> list[Any]:
-    """Note the outputs of modules without parts; ``heard`` where other hooks of Trueline are not to be."""
-    handles: list[Any] = []
-    for name, part in module.named_modules():
-        if next(part.children(), None) is None and len(handles) < MAX_MODULES:
-            listener = _Listener(clean_name(name) if name else "the model", noted)
-            handles.append(part.register_forward_hook(listener if heard else Hook(listener, num_args=3)))
-    return handles
-
-
-@contextlib.contextmanager
-def _quiet(module: nn.Module) -> Iterator[None]:
-    """No hook of Trueline is called for ``module`` and its parts, nor a listener for calls of modules."""
-    hooks: list[tuple[Hook, Any]] = []
-    for part in module.modules():
-        for table in (part._forward_pre_hooks, part._forward_hooks, part._backward_hooks, part._backward_pre_hooks):
-            hooks += [(hook, hook.call) for hook in table.values() if type(hook) is Hook]
-    for parameter in module.parameters():
-        hooks += [(hook, hook.call) for hook in (parameter._backward_hooks or {}).values() if type(hook) is Hook]
-    for hook, _ in hooks:
-        hook.call = None
-    try:
-        with patches.module_call.unheard():
-            yield
-    finally:
-        for hook, call in hooks:
-            hook.call = call
-
-
-def _reshard(module: nn.Module) -> None:
-    """As after a backward pass: what a forward pass without one leaves gathered would be stale after the update."""
-    for part in module.modules():
-        if hasattr(type(part), "set_reshard_after_forward"):
-            cast("Any", part).reshard()
-
-
-def _precision(device: torch.device) -> tuple[bool, torch.dtype, bool]:
-    """(whether autocast is on, its format, whether casts are cached)."""
-    return (
-        torch.is_autocast_enabled(device.type),
-        torch.get_autocast_dtype(device.type),
-        torch.is_autocast_cache_enabled(),
-    )
-
-
-def _in_precision(origin: _Origin) -> Any:
-    enabled, dtype, cached = origin.precision
-    return torch.autocast(origin.streams.device.type, dtype=dtype, enabled=enabled, cache_enabled=cached)
-
-
-def _format(origin: _Origin) -> torch.dtype | None:
-    """What parameters are cast to before they are used; None where they are not."""
-    enabled, dtype, _ = origin.precision
-    return dtype if enabled else None
-
-
-def _digest_as(params: list[nn.Parameter], dtype: torch.dtype | None) -> Tensor:
-    """int64 [P]: digests of the parameters, as ``dtype``."""
-    shards = [local(x.detach()) for x in params]
-    casts = [x if dtype is None or not x.is_floating_point() else x.to(dtype) for x in shards]
-    return digest_each(casts, casts[0].device if casts else torch.device("cpu"))
-
-
-def _digest_of(output: Any) -> Tensor:
-    """int64 []: of all tensors in ``output``."""
-    tensors = [x for _, x in tensors_inside("", output) if type(x) in (Tensor, nn.Parameter)]
-    if not tensors:
-        return torch.zeros((), dtype=torch.int64)
-    digests = [digest_tensor(x) for x in tensors]
-    total = digests[0]
-    for digest in digests[1:]:
-        total = total * 31 + digest.to(total.device)
-    return total
-
-
-def _known(x: Tensor | None) -> Tensor:
-    assert x is not None
-    return x
-
-
-def _weights_for(x: Tensor) -> Tensor:
-    """Fixed weights of the sum of ``x`` that is differentiated, in its shape and format."""
-    return torch.arange(x.numel(), device=x.device, dtype=torch.float32).cos().reshape(x.shape).to(x.dtype)
-
-
-def _copied(value: Any, depth: int = 0) -> Any:
-    """``value`` with copies of the tensors in it: a forward pass may write into what it is given."""
-    if is_tensor(value):
-        if type(value) is not Tensor:
-            raise NotStorable(f"an argument is a {type(value).__name__}")
-        copy = value.detach().clone()
-        return copy.requires_grad_(True) if value.requires_grad else copy
-    kind = type(value)
-    if depth < MAX_DEPTH and kind in (list, tuple):
-        return kind([_copied(entry, depth + 1) for entry in value])
-    if depth < MAX_DEPTH and issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return kind(*[_copied(entry, depth + 1) for entry in value])
-    if depth < MAX_DEPTH and kind is dict:
-        return {key: _copied(entry, depth + 1) for key, entry in value.items()}
-    if any(True for _ in tensors_inside("", value)):
-        raise NotStorable(f"an argument is a {kind.__name__} that holds tensors")
-    return value
 
 
 def make_probe(parts: ProbeParts) -> ReplayProbe:
