@@ -212,19 +212,19 @@ class ResumeTrial:
         """How the optimizer's states differ, in words; '' where they do not, or cannot be compared."""
         if begins != self.job.at:
             return ""
-        left, taken = up_to.states("closing_states"), again.states("opening_states")
-        for rank, before in sorted(left.items()):
-            after = taken.get(rank, {})
+        states_before, states_after = up_to.states("closing_states"), again.states("opening_states")
+        for rank, before in sorted(states_before.items()):
+            after = states_after.get(rank, {})
             params = sorted({param for by_param in before.values() for param in by_param})
-            other = [
+            differing = [
                 param
                 for param in params
                 if any(by_param.get(param) != after.get(name, {}).get(param) for name, by_param in before.items())
             ]
-            if other:
-                gone = not any(param in by_param for by_param in after.values() for param in other)
+            if differing:
+                gone = not any(param in by_param for by_param in after.values() for param in differing)
                 what = "has none" if gone else "has others"
-                return f"on rank {rank} the optimizer {what} of {named_some(other)}"
+                return f"on rank {rank} the optimizer {what} of {named_some(differing)}"
         return ""
 
     def _sentence(self, kind: str, through: Side, again: Side, begins: int, states: str) -> str:
@@ -286,11 +286,11 @@ class ResumeTrial:
         )
 
 
-def _differs(through: Side, other: Side, kind: str, begins: int, place: int) -> tuple[int, ...]:
-    """Ranks whose value of ``kind`` at ``place`` of ``other`` is not that of ``through``, whose step ``begins`` is the
-    first of ``other``.
+def _differs(through: Side, side: Side, kind: str, begins: int, place: int) -> tuple[int, ...]:
+    """Ranks whose value of ``kind`` at ``place`` of ``side`` is not that of ``through``, whose step ``begins`` is the
+    first of ``side``.
     """
-    expected, values = through.of(kind, begins + place), other.of(kind, place)
+    expected, values = through.of(kind, begins + place), side.of(kind, place)
     return tuple(rank for rank, value in sorted(values.items()) if rank in expected and value != expected[rank])
 
 
@@ -308,11 +308,11 @@ def _are_drawn_from(through: Side, again: Side, begins: int) -> bool:
     )
 
 
-def _first_difference(through: Side, other: Side, begins: int) -> tuple[str, int] | None:
-    for place in range(min(len(through.steps) - begins, len(other.steps))):
+def _first_difference(through: Side, side: Side, begins: int) -> tuple[str, int] | None:
+    for place in range(min(len(through.steps) - begins, len(side.steps))):
         for kind in COLUMNS:
             # streams that are drawn from show in what is drawn
-            if kind != STREAMS and _differs(through, other, kind, begins, place):
+            if kind != STREAMS and _differs(through, side, kind, begins, place):
                 return kind, place
     return None
 
@@ -336,12 +336,12 @@ def prepare(asked: Asked, *, resume_with: str, at: int = 10) -> Prepared:
     runs = asked.runs_of(job, asked.max_runs, steps=steps, at=at, resume_with=list(words))
     runs.keeps_all = True
     command = " ".join(asked.command)
-    own = PLACEHOLDER in f"{command} {resume_with}"
+    has_folder = PLACEHOLDER in f"{command} {resume_with}"
     plan = [
         f"Run through: {command}, {counted(steps, 'update')}.",
         f"Stopped after update {at + 1}, and started again: {command} {' '.join(words)}".rstrip(),
         f"{PLACEHOLDER} is a folder of the run's own."
-        if own
+        if has_folder
         else f"All runs save where the script saves; {PLACEHOLDER} in the command is a folder of the run's own.",
     ]
     return asked.prepared(ResumeTrial(runs, job), plan, "3")
