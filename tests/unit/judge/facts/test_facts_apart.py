@@ -22,9 +22,7 @@ def test_the_facts_that_differ_stand_side_by_side(tmp_path):
     write_run(tmp_path / "b", num_steps=12, change=with_rate(0.1, 0.0))
     a, b = trueline.open_run(tmp_path / "a"), trueline.open_run(tmp_path / "b")
     assert facts_apart(a, b) == (
-        FactPair(
-            "learning-rate", "learning rate 0.1 at all 12 steps", "learning rate 0.1 at 0 → 0.1 at 5 → 0 at 6 → 0 at 11"
-        ),
+        FactPair("learning-rate", "learning rate 0.1 at all 12 steps", "learning rate 0.1 at 0 → 0 at 6 → 0 at 11"),
         FactPair("rate-zero", ABSENT, "6 of 12 updates had the learning rate 0 (50%): steps 6-11"),
     )
     assert facts_apart(a, a) == ()
