@@ -16,7 +16,9 @@ PEER = "traincheck"
 """The set of reports that another tool was evaluated on. They are of no half: no digest chooses them."""
 SECOND = "second"
 """The set of reports that were written down after the held half had been tried, and before what it missed was built."""
-SETS = (PEER, SECOND)
+THIRD = "third"
+"""The set of reports that were written down by somebody who knew no law, and looked at after ``SECOND`` was open."""
+SETS = (PEER, SECOND, THIRD)
 PEER_REPORTS = tuple(
     f"traincheck-{name}"
     for name in (

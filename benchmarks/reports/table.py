@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.page import table
-from benchmarks.reports.catalogue import HALVES, PEER, PEER_REPORTS, SECOND, Peer, Report
+from benchmarks.reports.catalogue import HALVES, PEER, PEER_REPORTS, SECOND, THIRD, Peer, Report
 from benchmarks.reports.trial import Tried
 
 INTRODUCTION = """\
@@ -16,7 +16,8 @@ to confirm. *In `facts`* is one that only a line of `trueline facts` tells. A tw
 1; every line to confirm about a twin counts as a wrong one. The half of a report is in the digest of its name: those
 that are *held* were not looked at while checks were built. Tried for the first time, at commit 05008203, 8 of the 31
 held ones were said; what the others miss was built then, so that they are open by now. Those of the *second* set were
-written down before that was begun, and looked at after it: their first run is what the page has."""
+written down before that was begun, and looked at after it: their first run is what the page has. So were those of the
+*third*, by somebody who had read no law, after the second set was open."""
 PEER_INTRODUCTION = """## The 18 of TrainCheck
 
 [TrainCheck](https://github.com/OrderLab/TrainCheck) (OSDI '25) learns invariants of healthy runs and names 18 silent
@@ -34,7 +35,7 @@ def page(reports: Sequence[Report], trials: Iterable[Tried], head: str, peer: Pe
     by_id = {name: tried for name, tried in everything.items() if name not in in_set}
     of_peer = [report for report in reports if report.id in PEER_REPORTS]
     reports = [report for report in reports if report.set != PEER]
-    sums = [_sums(name, [tried for tried in by_id.values() if tried.half == name]) for name in (*HALVES, SECOND)]
+    sums = [_sums(name, [tried for tried in by_id.values() if tried.half == name]) for name in (*HALVES, SECOND, THIRD)]
     figures = table(
         ["half", "reports tried", "said", "accused of something else", "nothing said", "of these in `facts`",
          "job or check broke", "twins accused", "twins with lines to confirm", "such lines"],
