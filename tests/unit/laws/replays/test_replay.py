@@ -149,6 +149,53 @@ class Hooked(Body):
         self.head.weight.register_hook(lambda gradient: lengths.append(0) or gradient * (1 + 0.001 * len(lengths)))
 
 
+class Caches(Body):
+    """Keeps its latest results in order, the oldest of which goes, and counts in a queue and a list of its own."""
+
+    class Numbers(list):
+        def __iter__(self):
+            raise AssertionError("a method of the user's was called")
+
+        def __setitem__(self, place, value):
+            raise AssertionError("a method of the user's was called")
+
+    def __init__(self):
+        super().__init__()
+        self.latest, self.numbers = collections.OrderedDict(), self.Numbers()
+
+    def forward(self, x):
+        self.latest[len(self.latest) + len(self.numbers)] = float(x.sum())
+        if len(self.latest) > 3:
+            self.latest.popitem(last=False)
+            self.latest.move_to_end(next_key(self.latest))
+        self.numbers.append(len(self.latest))
+        return super().forward(x) + 0.01 * sum(self.latest.values()) + 0.001 * list.__len__(self.numbers)
+
+
+def next_key(table):
+    return list(table)[0]
+
+
+class HooksItself(Body):
+    """Puts a hook on a part in each pass, and one takes itself off when it is called."""
+
+    def __init__(self):
+        super().__init__()
+        handle = self.norm.register_forward_hook(lambda module, args, out: (handle.remove(), out * 2)[1])
+
+    def forward(self, x):
+        if len(self.first._forward_hooks) < 30:
+            self.first.register_forward_hook(lambda module, args, out: out * 1.01)
+        return super().forward(x)
+
+
+class Leaf(nn.Linear):
+    """A model that is one module."""
+
+    def __init__(self):
+        super().__init__(6, 64)
+
+
 class Spectral(Body):
     def __init__(self):
         super().__init__()
@@ -219,7 +266,23 @@ class Reads(Body):
         return None
 
 
-MODELS = (Body, Replaces, Counts, Remembers, Appends, InPlace, Draws, Meters, InGlobals, Hooked, Spectral, Embeds)
+MODELS = (
+    Body,
+    Leaf,
+    Caches,
+    HooksItself,
+    Replaces,
+    Counts,
+    Remembers,
+    Appends,
+    InPlace,
+    Draws,
+    Meters,
+    InGlobals,
+    Hooked,
+    Spectral,
+    Embeds,
+)
 LEFT_ALONE = {SetsGlobal: "CALLS", Prints: "print", SetsCell: "calls", Reads: "iterator"}
 
 
@@ -257,6 +320,8 @@ def trained(make, out, *, steps=24, every=2, batches=1, wrong=None, read=False):
         dict(COUNTS),
         CALLS,
     ]
+    left += [len(module._forward_hooks) for module in model.modules()]
+    left += [list(value.items()) for value in vars(model).values() if isinstance(value, collections.OrderedDict)]
     left += [value for name, value in sorted(vars(model).items()) if not name.startswith("_") and _shown(value)]
     return repr([_bits(value) for value in left]), None if out is None else trueline.open_run(out)
 

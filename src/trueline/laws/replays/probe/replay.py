@@ -277,9 +277,10 @@ class ReplayProbe:
         now, streams_now = StoredState(self._roots or ()), RandomStreams(origin.streams.device)
         handles: list[Any] = []
         try:
+            origin.state.put_back()
+            origin.streams.put_back()
+            # with the hooks that there were at the training's own pass, ours among them
             with quiet(origin.module), torch.set_grad_enabled(not self._needs_all), in_precision(origin):
-                origin.state.put_back()
-                origin.streams.put_back()
                 handles = listen(origin.module, result, heard=True)
                 output = origin.module(*copied(origin.args), **copied(dict(origin.kwargs)))
                 for handle in handles:
@@ -297,8 +298,8 @@ class ReplayProbe:
                 handle.remove()
             if self._needs_all:
                 reshard(origin.module)
-            now.put_back()
             streams_now.put_back()
+            now.put_back()
         return result
 
     @staticmethod

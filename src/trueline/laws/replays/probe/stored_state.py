@@ -32,10 +32,10 @@ _TABLES = ("_modules", "_buffers")
 
 _UNCHANGING = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.MappingProxyType),
-    *(enum.Enum, torch.Generator, torch.dtype, torch.device, torch.layout, torch.memory_format, property),
+    *(enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, property),
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.GenericAlias, frozenset),
 )
-"""Types whose objects hold nothing that a call changes. A generator is set back as one."""
+"""Types whose objects hold nothing that a call changes."""
 
 
 class NotStorable(Exception):
@@ -66,20 +66,11 @@ class StoredState:
     def put_back(self) -> None:
         """Make everything as it was."""
         for table, entries in self._dicts:
-            if not _same_items(table, entries):
-                # never empty in between, where a handler of a signal may read it
-                dict.update(table, entries)
-                for key in [key for key in dict.keys(table) if key not in entries]:
-                    dict.pop(table, key, None)
+            _put_back_dict(table, entries)
         for sequence, entries in self._lists:
-            if len(sequence) != len(entries) or any(a is not b for a, b in zip(sequence, entries, strict=True)):
-                if isinstance(sequence, list):
-                    sequence[:] = entries
-                else:
-                    sequence.clear()
-                    sequence.extend(entries)
+            _put_back_sequence(sequence, entries)
         for group, entries in self._sets:
-            if group != entries:
+            if set.__ne__(group, entries):
                 set.update(group, entries)
                 set.intersection_update(group, entries)
         for owner, slot, value in self._slots:
@@ -96,7 +87,7 @@ class StoredState:
             self.functions.append((name, value))
         if kind in PLAIN or id(value) in self._seen or is_ours(value):
             return
-        if isinstance(value, _UNCHANGING) and kind is not torch.Generator:
+        if isinstance(value, _UNCHANGING):
             return
         # states of what shards and reduces, which keeps them for itself
         if kind.__module__.startswith("torch.distributed") and not isinstance(value, nn.Module):
@@ -115,12 +106,12 @@ class StoredState:
         elif issubclass(kind, dict):
             yield from self._take_dict(name, value)
         elif issubclass(kind, (list, collections.deque)):
-            self._lists.append((value, list(value)))
+            self._lists.append((value, list(_kind_of_sequence(value).__iter__(value))))
             yield from ((f"{name}[{place}]", entry) for place, entry in enumerate(self._lists[-1][1]))
         elif issubclass(kind, tuple):
             yield from ((f"{name}[{place}]", entry) for place, entry in enumerate(tuple.__iter__(value)))
         elif issubclass(kind, set):
-            self._sets.append((value, set(value)))
+            self._sets.append((value, set[Any]().union(value)))
         elif (state := _state_of(value)) is not None:
             self._generators.append((value, state))
         elif isinstance(value, types.MethodType):
@@ -148,13 +139,11 @@ class StoredState:
             if key in _TABLES:
                 self._dicts.append((value, dict(value)))
                 yield from ((f"{name}.{inner}".lstrip("."), entry) for inner, entry in value.items())
-            elif key != "_parameters" and not (
-                key.startswith("_") and key.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))
-            ):
+            elif key != "_parameters":
                 yield f"{name}.{key}".lstrip("."), value
 
     def _take_dict(self, name: str, value: Any) -> Iterator[tuple[str, object]]:
-        self._dicts.append((value, dict(dict.items(value))))
+        self._dicts.append((value, dict(_kind_of_dict(value).items(value))))
         for key, entry in self._dicts[-1][1].items():
             yield f"{name}[{key!r}]" if type(key) in (str, int) else name, entry
         if attributes(value):
@@ -214,11 +203,45 @@ class RandomStreams:
             sys.modules["numpy"].random.set_state(self._numpy)
 
 
-def _same_items(table: dict[Any, Any], entries: dict[Any, Any]) -> bool:
-    if len(table) != len(entries):
-        return False
-    pairs = zip(dict.items(table), entries.items(), strict=True)
-    return all(a is c and b is d for (a, b), (c, d) in pairs)
+def _kind_of_dict(table: dict[Any, Any]) -> Any:
+    """Whose methods to call: those of a class of the user's may do more, and dict's spoil the order of an OrderedDict."""
+    return collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
+
+
+def _kind_of_sequence(sequence: Any) -> Any:
+    return list if isinstance(sequence, list) else collections.deque
+
+
+def _put_back_dict(table: dict[Any, Any], entries: dict[Any, Any]) -> None:
+    """Give ``table`` these entries in this order. It is never empty in between, where a handler of a signal may read
+    it.
+    """
+    kind = _kind_of_dict(table)
+    items = list(kind.items(table))
+    if len(items) == len(entries) and all(
+        a is c and b is d for (a, b), (c, d) in zip(items, entries.items(), strict=True)
+    ):
+        return
+    for key in [key for key, _ in items if key not in entries]:
+        kind.__delitem__(table, key)
+    for key, value in entries.items():
+        kind.__setitem__(table, key, value)
+    if [*kind.keys(table)] != [*entries]:
+        for key, value in entries.items():  # behind all that are there
+            kind.__delitem__(table, key)
+            kind.__setitem__(table, key, value)
+
+
+def _put_back_sequence(sequence: Any, entries: list[Any]) -> None:
+    kind = _kind_of_sequence(sequence)
+    now = list(kind.__iter__(sequence))
+    if len(now) == len(entries) and all(a is b for a, b in zip(now, entries, strict=True)):
+        return
+    if kind is list:
+        list.__setitem__(sequence, slice(None), entries)
+    else:
+        kind.clear(sequence)
+        kind.extend(sequence, entries)
 
 
 def _slots_of(base: type) -> tuple[str, ...]:
