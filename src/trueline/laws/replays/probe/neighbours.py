@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from trueline.capture.step.exchange import PATIENCE_S, Team
 from trueline.laws.replays.probe.stored_state import RandomStreams
@@ -97,11 +98,4 @@ class Neighbours:
 
 def moved(value: Any, device: torch.device) -> Any:
     """``value`` with its tensors on ``device``."""
-    if isinstance(value, Tensor):
-        return value.detach().to(device).requires_grad_(value.requires_grad)
-    kind = type(value)
-    if kind in (list, tuple):
-        return kind([moved(entry, device) for entry in value])
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return kind(*[moved(entry, device) for entry in value])
-    return {key: moved(entry, device) for key, entry in value.items()} if kind is dict else value
+    return pytree.tree_map_only(Tensor, lambda x: x.detach().to(device).requires_grad_(x.requires_grad), value)

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from trueline.capture.model import patches
-from trueline.capture.model.contents import MAX_DEPTH, is_tensor
+from trueline.capture.model.contents import is_tensor
 from trueline.capture.model.layout import clean_name, local
 from trueline.capture.model.untraced import CapturingHook, Hook, in_backward
 from trueline.capture.probes.batch import tensors_inside
@@ -33,6 +34,10 @@ class Pass:
     returned: Tensor | None = None
     gradients: Tensor | None = None
 
+    def digests(self) -> Tensor:
+        """int64 [M + 1]: of the outputs, then of what the model returned."""
+        return torch.stack([*self.outputs, present(self.returned)])
+
 
 @dataclass
 class Origin:
@@ -50,8 +55,6 @@ class Origin:
     weights: Tensor | None = None
     trained: Tensor | None = None
     num_outputs: int = 0
-    neighbour: int = -1
-    neighbour_differs: str = ""
 
 
 class _Listener(CapturingHook):
@@ -156,20 +159,17 @@ def weights_for(x: Tensor) -> Tensor:
     return torch.arange(x.numel(), device=x.device, dtype=torch.float32).cos().reshape(x.shape).to(x.dtype)
 
 
-def copied(value: Any, depth: int = 0) -> Any:
+def copied(value: Any) -> Any:
     """``value`` with copies of the tensors in it: a forward pass may write into what it is given."""
-    if is_tensor(value):
-        if type(value) is not Tensor:
-            raise NotStorable(f"an argument is a {type(value).__name__}")
-        copy = value.detach().clone()
-        return copy.requires_grad_(True) if value.requires_grad else copy
-    kind = type(value)
-    if depth < MAX_DEPTH and kind in (list, tuple):
-        return kind([copied(entry, depth + 1) for entry in value])
-    if depth < MAX_DEPTH and issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return kind(*[copied(entry, depth + 1) for entry in value])
-    if depth < MAX_DEPTH and kind is dict:
-        return {key: copied(entry, depth + 1) for key, entry in value.items()}
-    if any(True for _ in tensors_inside("", value)):
-        raise NotStorable(f"an argument is a {kind.__name__} that holds tensors")
-    return value
+    return pytree.tree_map(_copied_leaf, value)
+
+
+def _copied_leaf(leaf: Any) -> Any:
+    if is_tensor(leaf):
+        if type(leaf) is not Tensor:
+            raise NotStorable(f"an argument is a {type(leaf).__name__}")
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    # of a class that torch does not know how to open
+    if any(True for _ in tensors_inside("", leaf)):
+        raise NotStorable(f"an argument is a {type(leaf).__name__} that holds tensors")
+    return leaf

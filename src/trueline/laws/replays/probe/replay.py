@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from trueline.capture.model.untraced import (
     in_transform,
     num_dispatch_modes,
 )
+from trueline.capture.probes.around_update.sampling import Waiting
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import tensors_inside
 from trueline.capture.probes.parts import ProbeParts
@@ -52,6 +53,21 @@ REPLICATED = ("ddp", "manual", "deepspeed")
 """Where all ranks hold the same weights."""
 
 
+RETURNED = "what the model returns"
+"""Stands among the names of modules for the output of the whole model."""
+
+
+class _Made(NamedTuple):
+    """What is known of a step whose digests are on their way: ``names`` of the outputs, and of ``parameters``."""
+
+    names: list[str]
+    parameters: list[str]
+    num_outputs: int
+    device: str
+    neighbour: int
+    neighbour_differs: str
+
+
 class ReplayProbe:
     """At the steps that the plan's ``replay`` names. Digests go to the host with the row; the device and another rank
     are waited for where ranks hand each other their batches.
@@ -68,7 +84,7 @@ class ReplayProbe:
         self._roots: list[tuple[str, object]] | None = None
         self._neighbours = Neighbours(parts.watching.team)
         self._exchanges = parts.watching.adapter.name in REPLICATED
-        self._waiting: dict[int, tuple[Origin, Pass, Pass, list[str]]] = {}
+        self._waiting = Waiting[_Made]()
         self._origin: Origin | None = None
         self._due = self._is_asked = False
         self._handles: list[Any] = []
@@ -110,37 +126,32 @@ class ReplayProbe:
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``replayed``, of the digests that have arrived."""
-        waiting = self._waiting.pop(step.number, None)
-        if waiting is None or "replay_outputs" not in host:
+        made = self._waiting.take(step.number)
+        if made is None or "replay_outputs" not in host:
             return {}
-        origin, first, second, parameters = waiting
-        training = origin.training
-        if not training.names == first.names == second.names:
-            return {"replayed": Replayed(doubt="its modules run in another order each time").to_json()}
         place, odd = odd_one(*host["replay_outputs"].tolist())
-        names = [*training.names, "what the model returns"]
         differing, gradients = [], 0
         if "replay_gradients" in host:
-            gradients = len(parameters)
-            pairs = zip(parameters, *host["replay_gradients"].tolist(), strict=True)
+            gradients = len(made.parameters)
+            pairs = zip(made.parameters, *host["replay_gradients"].tolist(), strict=True)
             # backward passes come to the last parameters first
             differing = [name for name, a, b in pairs if a != b][-1:]
         replayed = Replayed(
-            values=len(names),
-            forward="" if place < 0 else names[place],
+            values=len(made.names),
+            forward="" if place < 0 else made.names[place],
             odd=odd,
             gradients=gradients,
             backward="" if odd else next(iter(differing), ""),
-            outputs=origin.num_outputs,
-            device=str(origin.streams.device),
-            neighbour=origin.neighbour,
-            neighbour_differs=origin.neighbour_differs,
+            outputs=made.num_outputs,
+            device=made.device,
+            neighbour=made.neighbour,
+            neighbour_differs=made.neighbour_differs,
         )
         if "replay_after" in host:
             changed = host["replay_weights"] != host["replay_weights_after"]
             replayed = replace(
                 replayed,
-                parameters=len(parameters),
+                parameters=len(made.parameters),
                 changed=int(changed.sum()),
                 trained=int((changed & host["replay_trained"]).sum()) if gradients else int(changed.sum()),
                 reads=bool((host["replay_after"] != host["replay_outputs"][1, -1]).any()),
@@ -207,11 +218,21 @@ class ReplayProbe:
             self._origin = None
             return {"replayed": Replayed(doubt="what the model returns needs no gradient").to_json()}
         origin.first = first
-        if len({len(one.outputs) for one in (origin.training, first, second)}) > 1:
+        passes = (origin.training, first, second)
+        if not origin.training.names == first.names == second.names:
+            self._origin = None
             return {"replayed": Replayed(doubt="its modules run in another order each time").to_json()}
-        self._run_neighbours(origin, first, params, step.number)
-        self._waiting = {step.number: (origin, first, second, [name for name, _ in named])}
-        digests = [torch.stack([*one.outputs, present(one.returned)]) for one in (origin.training, first, second)]
+        neighbour, neighbour_differs = self._run_neighbours(origin, first, params, step.number)
+        made = _Made(
+            names=[*first.names, RETURNED],
+            parameters=[name for name, _ in named],
+            num_outputs=origin.num_outputs,
+            device=str(origin.streams.device),
+            neighbour=neighbour,
+            neighbour_differs=neighbour_differs,
+        )
+        self._waiting.add(step.number, made)
+        digests = [run.digests() for run in passes]
         measured = {"replay_outputs": torch.stack(digests)}
         if first.gradients is not None and second.gradients is not None:
             gradients = torch.stack([first.gradients, second.gradients])
@@ -220,7 +241,7 @@ class ReplayProbe:
 
     def _after_update(self, step: Step) -> dict[str, Any]:
         origin = self._origin
-        if origin is None or origin.first is None or step.number not in self._waiting:
+        if origin is None or origin.first is None:
             return {}
         params = [x for x in origin.module.parameters() if x.requires_grad]
         after = self._again(origin, params, backward=False)
@@ -231,15 +252,15 @@ class ReplayProbe:
             "replay_after": present(after.returned),
         }
 
-    def _run_neighbours(self, origin: Origin, first: Pass, params: list[nn.Parameter], step: int) -> None:
-        """Run the batch of another rank, and hold what comes to what that rank has made of it."""
+    def _run_neighbours(self, origin: Origin, first: Pass, params: list[nn.Parameter], step: int) -> tuple[int, str]:
+        """Run the batch of another rank: (that rank, or -1; the first value that is not as that rank has it, or '')."""
         if not self._exchanges:
-            return
-        digests = torch.stack([*first.outputs, present(first.returned)]).tolist()
+            return -1, ""
+        digests = first.digests().tolist()
         batch = Batch(origin.args, origin.kwargs, origin.streams, origin.precision, first.names, digests)
         answer = self._answer(step, batch.packed())
         if answer is None or answer.names != first.names or answer.precision != origin.precision:
-            return
+            return -1, ""
         device = origin.streams.device
         of_neighbour = replace(
             origin,
@@ -248,11 +269,11 @@ class ReplayProbe:
             streams=answer.streams.on(device),
         )
         run_here = self._again(of_neighbour, params, backward=False)
-        origin.neighbour = self._neighbours.rank
-        digests = torch.stack([*run_here.outputs, present(run_here.returned)]).tolist()
-        names = [*run_here.names, "what the model returns"]
-        pairs = zip(names, digests, answer.digests, strict=True)
-        origin.neighbour_differs = next((name for name, digest, other in pairs if digest != other), "")
+        if run_here.names != answer.names:
+            return -1, ""
+        pairs = zip([*answer.names, RETURNED], run_here.digests().tolist(), answer.digests, strict=True)
+        differing = (name for name, digest, neighbours_digest in pairs if digest != neighbours_digest)
+        return self._neighbours.rank, next(differing, "")
 
     def _answer(self, step: int, message: bytes) -> Batch | None:
         """Hand ``message`` to the other ranks, once a step that is asked for; the answer to one that is not empty."""

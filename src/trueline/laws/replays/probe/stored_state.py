@@ -204,7 +204,7 @@ class RandomStreams:
 
 
 def _kind_of_dict(table: dict[Any, Any]) -> Any:
-    """Whose methods to call: those of a class of the user's may do more, and dict's spoil the order of an OrderedDict."""
+    """Whose methods to call: a class of the user's may do more in its own, and those of dict spoil an OrderedDict."""
     return collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
 
 
