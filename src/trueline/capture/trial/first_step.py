@@ -34,6 +34,7 @@ from trueline.capture.child_env import TRIAL
 from trueline.capture.model import patches
 from trueline.capture.model.graph import nodes_below
 from trueline.capture.model.layout import local
+from trueline.capture.model.random_streams import RandomStreams
 from trueline.capture.model.untraced import Hook, in_backward
 from trueline.capture.model.world import own_rank, world_size
 from trueline.capture.probes.losses.descent import roots_of
@@ -87,7 +88,7 @@ class FirstStep:
         self._folder, self._change, self._nudge, self._seed, self._model_seed = out, change, nudge, seed, model_seed
         self._step, self._among = move, frozenset(among)
         self._along, self._leaves_signs, self._signs = along, signs, dict[str, Any]()
-        self._loader_stream: Any = None
+        self._loader_stream: RandomStreams | None = None
         self._batches: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
         self._last: list[dict[str, Any]] = []
         self._losses: list[Tensor] = []
@@ -114,9 +115,9 @@ class FirstStep:
 
     def _at_fetch(self, original: Any, iterator: Any) -> Any:
         if self._loader_stream is not None:
-            _set_streams(self._loader_stream)
+            self._loader_stream.put_back()
         batch = original(iterator)
-        self._loader_stream = _streams()
+        self._loader_stream = RandomStreams(torch.device("cpu"))
         batches = self._batches.setdefault(iterator, [])
         torch.manual_seed(self._model_seed + len(batches))
         random.seed(self._model_seed + len(batches))
@@ -296,16 +297,6 @@ def _why_not(batch: Any, change: Any, rows: int) -> str:
     except Unchangeable as why:
         return str(why)
     return ""
-
-
-def _streams() -> tuple[Any, ...]:
-    return torch.get_rng_state(), random.getstate(), np.random.get_state()
-
-
-def _set_streams(streams: tuple[Any, ...]) -> None:
-    torch.set_rng_state(streams[0])
-    random.setstate(streams[1])
-    np.random.set_state(streams[2])
 
 
 def _end(status: int) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from trueline.capture.model.random_streams import RandomStreams
 from trueline.capture.step.exchange import PATIENCE_S, Team
-from trueline.laws.replays.probe.stored_state import RandomStreams
 
 MAX_BYTES = 2**26
 """Of a batch with its streams: a store of torch holds it in the memory of one process."""

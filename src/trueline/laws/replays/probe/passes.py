@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 from trueline.capture.model import patches
 from trueline.capture.model.contents import is_tensor
 from trueline.capture.model.layout import clean_name, local
+from trueline.capture.model.random_streams import RandomStreams
 from trueline.capture.model.untraced import CapturingHook, Hook, in_backward
 from trueline.capture.probes.batch import tensors_inside
-from trueline.laws.replays.probe.stored_state import NotStorable, RandomStreams, StoredState
+from trueline.laws.replays.probe.stored_state import NotStorable, StoredState
 from trueline.tensor.digest import digest_each, digest_tensor
 
 MAX_MODULES = 512

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from trueline.capture.model.layout import clean_name, compiled_inside, unwrap
 from trueline.capture.model.outputs import differentiable
+from trueline.capture.model.random_streams import RandomStreams
 from trueline.capture.model.untraced import (
     compiled_in_place,
     in_backward,
@@ -42,7 +43,7 @@ from trueline.laws.replays.probe.passes import (
     reshard,
     weights_for,
 )
-from trueline.laws.replays.probe.stored_state import NotStorable, RandomStreams, StoredState
+from trueline.laws.replays.probe.stored_state import NotStorable, StoredState
 from trueline.tensor.digest import digest_each
 
 ADAPTERS = ("single", "ddp", "manual", "deepspeed")

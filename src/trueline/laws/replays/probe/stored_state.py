@@ -1,5 +1,5 @@
-"""What a forward pass may change beside parameters: buffers, attributes of modules and what these hold, streams of
-random numbers. It is kept, and put back, so that another forward pass leaves no trace.
+"""What a forward pass may change beside parameters: buffers, attributes of modules and what these hold. It is kept, and
+put back, so that another forward pass leaves no trace.
 
 Objects are looked into as they are stored: no property and no method of a class of the user's is called.
 """
@@ -7,7 +7,6 @@ Objects are looked into as they are stored: no property and no method of a class
 from __future__ import annotations
 
 import collections
-import copy
 import enum
 import functools
 import random
@@ -170,37 +169,6 @@ class StoredState:
             yield f"{name}.{key}", entry
         if not own and not slots and not _is_harmless(value):
             raise NotStorable(f"{name} is a {type(value).__module__}.{type(value).__qualname__}")
-
-
-class RandomStreams:
-    """The streams of torch on the host and on ``device``, of Python and of NumPy."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._module = None if device.type == "cpu" else getattr(torch, device.type, None)
-        self.device = device
-        self._host = torch.get_rng_state()
-        self._on_device = None if self._module is None else self._module.get_rng_state(device)
-        self._python = random.getstate()
-        self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
-
-    def on(self, device: torch.device) -> RandomStreams:
-        """The streams of another rank, for ``device`` of this one."""
-        streams = copy.copy(self)
-        streams.device = device
-        streams._module = None if device.type == "cpu" else getattr(torch, device.type, None)
-        return streams
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_module": None}
-
-    def put_back(self) -> None:
-        """Make them as they were."""
-        torch.set_rng_state(self._host)
-        if self._module is not None:
-            self._module.set_rng_state(self._on_device, self.device)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
 
 
 def _kind_of_dict(table: dict[Any, Any]) -> Any:
