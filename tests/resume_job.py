@@ -1,7 +1,9 @@
 """A training job that saves and resumes: `resume_job.py FOLDER [--resume] [--lose WHAT,…]`, by itself or by torchrun.
 
 Of what a checkpoint holds WHAT is not loaded: weights, buffers, states, rate, scale, samples, streams. `order`: states
-are loaded for other parameters. `noise`: it does not repeat itself. `late`: it saves every fourth update.
+are loaded for other parameters. `noise`: it does not repeat itself; `later`: not from the eighth update on. `late`: it
+saves every fourth update. `all`: nothing is loaded. `none`: it makes
+no update once it resumes.
 """
 
 import os
@@ -19,7 +21,7 @@ world = int(os.environ.get("WORLD_SIZE", "1"))
 if world > 1:
     dist.init_process_group("gloo")
 rank = int(os.environ.get("RANK", "0"))
-torch.manual_seed(0)
+torch.manual_seed(1 if resumes and "weights" in lost else 0)  # what is not loaded is drawn anew
 model = nn.Sequential(
     nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 12), nn.Linear(12, 4)
 )
@@ -30,7 +32,7 @@ draw = torch.Generator().manual_seed(1)
 rows = TensorDataset(torch.randn(96, 6, generator=draw), torch.randint(4, (96,), generator=draw))
 sampler = DistributedSampler(rows, num_replicas=world, rank=rank, seed=5)
 step, path = 0, os.path.join(folder, f"last-{rank}.pt")
-if resumes:
+if resumes and "all" not in lost:
     saved = torch.load(path, weights_only=False)
     weights = {name: value for name, value in saved["model"].items() if name in dict(model.named_parameters())}
     buffers = {name: value for name, value in saved["model"].items() if name not in weights}
@@ -50,9 +52,10 @@ if resumes:
     step = saved["step"]
 start = 0 if "samples" in lost else step
 per_epoch = 96 // world // 8
-if resumes and "streams" not in lost:
+if resumes and not {"streams", "all"} & {*lost}:
     torch.set_rng_state(saved["streams"])
-while step < 200:
+last = 0 if resumes and "none" in lost else 200
+while step < last:
     epoch = start // per_epoch
     sampler.set_epoch(epoch)
     streams = torch.get_rng_state()
@@ -62,7 +65,7 @@ while step < 200:
         if number < start % per_epoch:
             continue
         start += 1
-        x = x + (torch.tensor(os.urandom(1)[0] / 1e4) if "noise" in lost else 0.0)
+        x = x + (torch.tensor(os.urandom(1)[0] / 1e4) if "noise" in lost or ("later" in lost and step > 7) else 0.0)
         functional.cross_entropy(net(x), y).backward()
         updates.step()
         updates.zero_grad()

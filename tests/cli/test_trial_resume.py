@@ -65,3 +65,27 @@ def test_a_start_that_fails_is_said(resume):
     code, found, _ = resume("", resume_with="--resume --lose")
     assert (code, found["answer"]) == (3, "undecided")
     assert "the start that resumes: it ended with status 1" in found["says"][0]
+
+
+def test_a_start_that_loads_nothing_begins_anew(resume):
+    _, found, _ = resume("all")
+    assert (found["answer"], found["credible"][0]) == ("confirmed", "weights-not-restored"), found
+    assert "The start that resumes begins with the weights of update 0: they were not loaded" in found["says"][0]
+
+
+def test_a_job_that_later_does_not_repeat_itself_is_not_accused_of_its_restart(resume):
+    code, found, _ = resume("later")
+    assert (code, found["answer"]) == (3, "undecided"), found
+    assert "The job does not repeat itself" in found["says"][0]
+
+
+def test_a_start_that_makes_no_update_tells_nothing(resume):
+    code, found, _ = resume("none")
+    assert (code, found["answer"]) == (3, "undecided"), found
+
+
+def test_states_that_nobody_saw_are_not_said_to_be_the_same(resume):
+    _, found, _ = resume("late,buffers")
+    assert found["credible"] == ["buffers-not-restored"], found
+    (same,) = [line for line in found["says"] if line.startswith("The same as")]
+    assert "optimizer states" not in same

@@ -14,7 +14,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,18 @@ PLAN = {"preset": "workers", "every": 1, "params_every": 1, "budget": 1.0}
 """Everything at every step: runs are short, and are compared and not timed."""
 PLACEHOLDER = "{folder}"
 """In the command: a folder of the run's own, the same for both starts of one."""
+STATES, STREAMS = "optimizer states", "random streams"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "weights": ("param_digests",),
     "buffers": ("buffer_digests",),
     "learning rate": ("lr",),
     "loss scale": ("loss_scaler",),
     "samples": ("sample_digests",),
-    "random streams": ("rng_python", "rng_numpy", "rng_torch", "rng_device"),
+    STREAMS: ("rng_python", "rng_numpy", "rng_torch", "rng_device"),
     "loss": ("loss", "part_losses"),
     "gradients": ("grad_norm", "param_grad_norms"),
 }
 """What is compared, in the order in which it is the cause of what follows."""
-STATES, STREAMS = "optimizer states", "random streams"
 CAUSES = {
     "weights": "weights-not-restored",
     "buffers": "buffers-not-restored",
@@ -54,7 +54,7 @@ CAUSES = {
     "learning rate": "schedule-not-restored",
     "loss scale": "loss-scale-not-restored",
     "samples": "data-restarted",
-    "random streams": "random-state-lost",
+    STREAMS: "random-state-lost",
 }
 """What a kind that differs at the first update after the restart says. Losses and gradients follow from the others."""
 ADVICE = {
@@ -64,7 +64,7 @@ ADVICE = {
     "learning rate": "Save and load the scheduler's state_dict(), and count updates from the checkpoint on.",
     "loss scale": "Save and load the GradScaler's state_dict().",
     "samples": "Save where the data was, and skip to it; call set_epoch with the epoch of the checkpoint.",
-    "random streams": "Save and set the states of each rank: of torch, of its device, of NumPy and of Python.",
+    STREAMS: "Save and set the states of each rank: of torch, of its device, of NumPy and of Python.",
 }
 
 
@@ -90,48 +90,48 @@ class RestartedJob:
 
     def _start(self, run_folder: Path, name: str, updates: int, *words: str) -> str:
         """Why a start told nothing, '' where it left a Run of this name."""
-        out = (run_folder / name).absolute()
+        run_path = (run_folder / name).absolute()
         files = str((run_folder / "files").absolute())
         command = [word.replace(PLACEHOLDER, files) for word in (*self.job.words, *words)]
-        environ = environment(out=str(out), plan=dict(PLAN), overwrite=True, base={**os.environ})
+        environ = environment(out=str(run_path), plan=dict(PLAN), overwrite=True, base={**os.environ})
         environ[CHANGES] = json.dumps({"updates": updates, "seed": self.seed})
         ended = self.job.with_words(command).run(environ, printed=run_folder / f"printed-{name}.txt")
         why = how_it_ended(ended)
-        if why or not out.exists():
-            which = "the start that resumes" if name == "again" else "the job"
-            return f"{which}: {why or 'nothing of it was watched: no training step was seen'}"
+        if why or not run_path.exists():
+            start = "the start that resumes" if name == "again" else "the job"
+            return f"{start}: {why or 'nothing of it was watched: no training step was seen'}"
         return ""
 
 
 @dataclass(frozen=True)
 class Side:
-    """The steps of one start, in their order."""
+    """The steps of one start, in their order: the first is number 0."""
 
     run: Run
 
     @cached_property
-    def steps(self) -> list[int]:
-        """Numbers of its steps."""
-        return [int(step) for step in self.run.steps]
+    def num_steps(self) -> int:
+        """How many there are."""
+        return len(self.run.steps)
 
     @cached_property
-    def values(self) -> Mapping[str, Mapping[tuple[int, int], tuple[Any, ...]]]:
-        """Of each kind, by (place of the step, rank), what was recorded."""
-        place = {step: number for number, step in enumerate(self.steps)}
-        at = zip(self.run.column("step").to_pylist(), self.run.column("rank").to_pylist(), strict=True)
-        keys = [(place[int(step)], int(rank)) for step, rank in at]
-        return {
-            kind: dict(zip(keys, zip(*(self.run.column(name).to_pylist() for name in names), strict=True), strict=True))
-            for kind, names in COLUMNS.items()
-        }
+    def values(self) -> Mapping[str, Mapping[int, Mapping[int, tuple[Any, ...]]]]:
+        """Of each kind, by number of the step and by rank, what was recorded; without ranks that recorded nothing."""
+        number_of = {int(step): number for number, step in enumerate(self.run.steps)}
+        numbers = [number_of[int(step)] for step in self.run.column("step").to_pylist()]
+        ranks = [int(rank) for rank in self.run.column("rank").to_pylist()]
+        values: dict[str, dict[int, dict[int, tuple[Any, ...]]]] = {}
+        for kind, names in COLUMNS.items():
+            values[kind] = {number: {} for number in range(self.num_steps)}
+            rows = zip(*(self.run.column(name).to_pylist() for name in names), strict=True)
+            for number, rank, row in zip(numbers, ranks, rows, strict=True):
+                if any(value not in (None, []) for value in row):
+                    values[kind][number][rank] = row
+        return values
 
-    def of(self, kind: str, place: int) -> dict[int, tuple[Any, ...]]:
-        """By rank, of the step at this place; without ranks that recorded nothing."""
-        return {
-            rank: value
-            for (number, rank), value in self.values[kind].items()
-            if number == place and any(entry not in (None, []) for entry in value)
-        }
+    def recorded(self, kind: str, number: int) -> Mapping[int, tuple[Any, ...]]:
+        """By rank, of the step of this number."""
+        return self.values[kind].get(number, {})
 
     def states(self, column: str) -> dict[int, Mapping[str, Mapping[str, str]]]:
         """By rank, digests of the optimizer's states by their name, then by parameter."""
@@ -144,125 +144,87 @@ class ResumeTrial:
 
     runs: Runs
     job: RestartedJob
-    _sides: dict[str, Side] = field(default_factory=dict[str, Side])
 
     def answer(self) -> TrialAnswer:
         self.runs.begin()
         try:
-            for arm in (UNINTERRUPTED, UP_TO, RESTARTED):
-                self._run(arm)
-            return self._judged()
+            whole, repeated, resumed = (self._run(arm) for arm in (UNINTERRUPTED, UP_TO, RESTARTED))
+            self._require_comparable(whole, repeated, resumed)
+            _require_repeated(whole, repeated)
+            return self._judged(whole, repeated, resumed)
         except Undecided as why:
             return self._answered("undecided", [why.says], why.then)
 
-    def _run(self, arm: str) -> None:
+    def _run(self, arm: str) -> Side:
         while self.runs.outcome(Way(arm)) is None:
             continue
         entry = next(entry for entry in reversed(self.runs.log) if entry["arm"] == arm and entry["showed"] is not None)
         (folder,) = entry["codes"]
         try:
-            self._sides[arm] = Side(Run(Path(folder) / ("again" if arm == RESTARTED else "run")))
+            return Side(Run(Path(folder) / ("again" if arm == RESTARTED else "run")))
         except RunError as error:
             raise Undecided(f"What a run left cannot be read: {error}") from None
 
-    def _judged(self) -> TrialAnswer:
-        through, up_to, again = (self._sides[arm] for arm in (UNINTERRUPTED, UP_TO, RESTARTED))
-        if (unlike := _first_difference(through, up_to, 0)) is not None:
-            kind, place = unlike
+    def _require_comparable(self, whole: Side, repeated: Side, resumed: Side) -> None:
+        """Raises ``Undecided`` where a start has too few steps, or other ranks: nothing would be looked at."""
+        at = self.job.at
+        if whole.num_steps <= at or repeated.num_steps < at:
             raise Undecided(
-                f"The job does not repeat itself: two runs with the same seeds have other {kind} from step {place} on, "
-                "so that bits say nothing of a restart.",
-                "Find the operation that does not repeat itself: trueline trial repeat.",
+                f"The job made {counted(min(whole.num_steps, repeated.num_steps), 'update')}, and is to be stopped "
+                f"after update {at}.",
+                "Give --at fewer updates than the job makes.",
             )
-        begins = _place_of(again, through, self.job.at)
-        differing = [kind for kind in COLUMNS if _differs(through, again, kind, begins, 0)]
-        if not _are_drawn_from(through, again, begins):
-            differing = [kind for kind in differing if kind != STREAMS]
-        states = self._states(begins, up_to, again)
+        if not resumed.num_steps:
+            raise Undecided("The start that resumes made no update.", "Let the job make more updates than --at.")
+        if resumed.run.ranks != whole.run.ranks:
+            raise Undecided(
+                f"The start that resumes has {ranks_text(resumed.run.ranks)}, and the job "
+                f"{ranks_text(whole.run.ranks)}."
+            )
+
+    def _judged(self, whole: Side, repeated: Side, resumed: Side) -> TrialAnswer:
+        begins = _number_of_first(resumed, whole, self.job.at)
+        states = _other_states(repeated, resumed) if begins == self.job.at else None
+        seen = [kind for kind in COLUMNS if resumed.recorded(kind, 0) and whole.recorded(kind, begins)]
+        differing = {kind for kind in seen if _differs(whole, resumed, kind, begins, 0)}
+        if not _are_drawn_from(whole, resumed, begins):
+            differing.discard(STREAMS)
         causes = [kind for kind in CAUSES if kind in differing or (kind == STATES and states)]
-        num_steps = min(len(through.steps) - begins, len(again.steps))
-        if not causes and (later := _first_difference(through, again, begins)) is None:
-            return self._answered(
-                "excluded",
-                [
-                    f"After a restart at update {begins} the job is the same, bit for bit, in "
-                    f"{counted(num_steps, 'step')}: {listed([kind for kind in COLUMNS if again.of(kind, 0)])}.",
-                    *self._unlooked(begins, again),
-                ],
+        equal = [kind for kind in CAUSES if kind not in causes and (kind in seen or (kind == STATES and states == ""))]
+        unlooked = self._unlooked(begins, [*seen, *([] if states is None else [STATES])])
+        if causes:
+            says = [_sentence(kind, whole, resumed, begins, states or "") for kind in causes]
+            findings = [_finding(kind, line, begins) for kind, line in zip(causes, says, strict=True)]
+            says += [f"The same as in the run that was not stopped: {listed(equal)}."] if equal else []
+            credible = [CAUSES[kind] for kind in causes]
+            return self._answered("confirmed", says + unlooked, [ADVICE[kind] for kind in causes], credible, findings)
+        later = _first_difference(whole, resumed, begins)
+        if later is None:
+            num_steps = min(whole.num_steps - begins, resumed.num_steps)
+            line = (
+                f"After a restart at update {begins} the job is the same, bit for bit, in "
+                f"{counted(num_steps, 'step')}: {listed([*seen, *([STATES] if states == '' else [])])}."
             )
-        if not causes:
-            kind, place = later  # pyright: ignore[reportPossiblyUnboundVariable]
-            says = [
-                f"The job goes on at update {begins} with the same values, and has other {kind} from step "
-                f"{begins + place} on: something that is not looked at is not restored."
-            ]
-            return self._answered("confirmed", says, credible=("something-else",))
-        says = [self._sentence(kind, through, again, begins, states) for kind in causes]
-        same = [kind for kind in CAUSES if kind not in causes and (kind == STATES or again.of(kind, 0))]
-        says += [f"The same as in the run that was not stopped: {listed(same)}."] if same else []
-        return self._answered(
-            "confirmed",
-            [*says, *self._unlooked(begins, again)],
-            [ADVICE[kind] for kind in causes],
-            tuple(CAUSES[kind] for kind in causes),
-            [self._finding(kind, says[number], begins) for number, kind in enumerate(causes)],
+            return self._answered("excluded", [line, *unlooked])
+        # what came after the restart was run once only: does it repeat itself?
+        _require_repeated(whole, self._run(UNINTERRUPTED))
+        kind, number = later
+        line = (
+            f"The job goes on at update {begins} with the same values, and has other {kind} from step "
+            f"{begins + number} on: something that is not looked at is not restored."
         )
+        return self._answered("confirmed", [line, *unlooked], credible=("something-else",))
 
-    def _states(self, begins: int, up_to: Side, again: Side) -> str:
-        """How the optimizer's states differ, in words; '' where they do not, or cannot be compared."""
-        if begins != self.job.at:
-            return ""
-        states_before, states_after = up_to.states("closing_states"), again.states("opening_states")
-        for rank, before in sorted(states_before.items()):
-            after = states_after.get(rank, {})
-            params = sorted({param for by_param in before.values() for param in by_param})
-            differing = [
-                param
-                for param in params
-                if any(by_param.get(param) != after.get(name, {}).get(param) for name, by_param in before.items())
-            ]
-            if differing:
-                gone = not any(param in by_param for by_param in after.values() for param in differing)
-                what = "has none" if gone else "has others"
-                return f"on rank {rank} the optimizer {what} of {named_some(differing)}"
-        return ""
-
-    def _sentence(self, kind: str, through: Side, again: Side, begins: int, states: str) -> str:
-        if kind == STATES:
-            return f"The optimizer's states are not those that were left: {states}."
-        ranks = _differs(through, again, kind, begins, 0)
-        on = ranks_text(ranks, all_ranks=list(through.run.ranks))
-        where = f"at update {begins}, the first after the restart, on {on}"
-        if kind == "samples" and _differs(through, again, kind, 0, 0) == () and begins:
-            return f"The data began again: {where} samples are those of update 0."
-        if kind == "learning rate":
-            rate, expected = (side.of(kind, place)[ranks[0]][0][0] for side, place in ((again, 0), (through, begins)))
-            return f"The learning rate is {rate:g} {where}, and {expected:g} in the run that was not stopped."
-        if kind == "weights":
-            return f"Weights are those of no update of the run that was not stopped: {where}."
-        verb = "is" if kind == "loss scale" else "are"
-        return f"The {kind} {verb} not as in the run that was not stopped: {where}."
-
-    def _finding(self, kind: str, claim: str, begins: int) -> Finding:
-        return Finding(
-            code="restart-differs",
-            severity="error" if kind in ("weights", STATES) else "warning",
-            claim=claim,
-            step_first=begins,
-            step_last=begins,
-            false_alarm_rate=0.0,
-            evidence={"kind": kind, "cause": CAUSES[kind]},
-            next=(ADVICE[kind],),
-        )
-
-    def _unlooked(self, begins: int, again: Side) -> list[str]:
-        says = []
+    def _unlooked(self, begins: int, seen: Sequence[str]) -> list[str]:
+        """What was not compared, in sentences."""
+        says: list[str] = []
         if begins != self.job.at:
             says.append(
                 f"It went on at update {begins}, and was stopped after update {self.job.at}: its states of the "
                 f"optimizer were not compared. --at {begins} compares them, if the script saves then."
             )
-        missing = [kind for kind in COLUMNS if not again.of(kind, 0)]
+        kinds = [*COLUMNS, *([STATES] if begins == self.job.at else [])]
+        missing = [kind for kind in kinds if kind not in seen]
         return [*says, f"Not seen in this job: {listed(missing)}."] if missing else says
 
     def _answered(
@@ -286,45 +248,107 @@ class ResumeTrial:
         )
 
 
-def _differs(through: Side, side: Side, kind: str, begins: int, place: int) -> tuple[int, ...]:
-    """Ranks whose value of ``kind`` at ``place`` of ``side`` is not that of ``through``, whose step ``begins`` is the
-    first of ``side``.
+def _require_repeated(whole: Side, repeated: Side) -> None:
+    """Raises ``Undecided`` where two runs with the same seeds leave other bits."""
+    if (difference := _first_difference(whole, repeated, 0)) is not None:
+        kind, number = difference
+        raise Undecided(
+            f"The job does not repeat itself: two runs with the same seeds have other {kind} from step {number} on, "
+            "so that bits say nothing of a restart.",
+            "Find the operation that does not repeat itself: trueline trial repeat.",
+        )
+
+
+def _other_states(repeated: Side, resumed: Side) -> str | None:
+    """How the optimizer's states differ, in words; '' where they do not, None where none were seen."""
+    states_left = {rank: states for rank, states in sorted(repeated.states("closing_states").items()) if states}
+    states_taken = resumed.states("opening_states")
+    for rank, before in states_left.items():
+        after = states_taken.get(rank, {})
+        params = sorted({param for by_param in before.values() for param in by_param})
+        differing = [
+            param
+            for param in params
+            if any(by_param.get(param) != after.get(name, {}).get(param) for name, by_param in before.items())
+        ]
+        if differing:
+            has_any = any(param in by_param for by_param in after.values() for param in differing)
+            return f"on rank {rank} the optimizer has {'others' if has_any else 'none'} of {named_some(differing)}"
+    return "" if states_left else None
+
+
+def _sentence(kind: str, whole: Side, resumed: Side, begins: int, states: str) -> str:
+    if kind == STATES:
+        return f"The optimizer's states are not those that were left: {states}."
+    ranks = _differs(whole, resumed, kind, begins, 0)
+    where = f"at update {begins}, the first after the restart, on {ranks_text(ranks, all_ranks=list(whole.run.ranks))}"
+    is_of_beginning = begins > 0 and not _differs(whole, resumed, kind, 0, 0)
+    if kind == "samples" and is_of_beginning:
+        return f"The data began again: {where} samples are those of update 0."
+    if kind == "weights" and is_of_beginning:
+        return "The start that resumes begins with the weights of update 0: they were not loaded."
+    if kind == "weights":
+        return f"Weights are those of no update of the run that was not stopped: {where}."
+    if kind == "learning rate":
+        rates = (side.recorded(kind, number)[ranks[0]][0][0] for side, number in ((resumed, 0), (whole, begins)))
+        rate, expected = rates
+        return f"The learning rate is {rate:g} {where}, and {expected:g} in the run that was not stopped."
+    verb = "is" if kind == "loss scale" else "are"
+    return f"The {kind} {verb} not as in the run that was not stopped: {where}."
+
+
+def _finding(kind: str, claim: str, begins: int) -> Finding:
+    return Finding(
+        code="restart-differs",
+        severity="error" if kind in ("weights", STATES) else "warning",
+        claim=claim,
+        step_first=begins,
+        step_last=begins,
+        false_alarm_rate=0.0,
+        evidence={"kind": kind, "cause": CAUSES[kind]},
+        next=(ADVICE[kind],),
+    )
+
+
+def _differs(whole: Side, side: Side, kind: str, begins: int, number: int) -> tuple[int, ...]:
+    """Ranks whose value of ``kind`` at step ``number`` of ``side`` is not that of ``whole``, whose step ``begins`` is
+    the first of ``side``.
     """
-    expected, values = through.of(kind, begins + place), side.of(kind, place)
+    expected, values = whole.recorded(kind, begins + number), side.recorded(kind, number)
     return tuple(rank for rank, value in sorted(values.items()) if rank in expected and value != expected[rank])
 
 
-def _are_drawn_from(through: Side, again: Side, begins: int) -> bool:
+def _are_drawn_from(whole: Side, resumed: Side, begins: int) -> bool:
     """True if a random stream that differs after the restart is drawn from in a step of the run that was not stopped:
     of others the state says nothing.
     """
-    expected, values = through.of(STREAMS, begins), again.of(STREAMS, 0)
-    places = [through.of(STREAMS, place) for place in range(begins - 1, len(through.steps))]
+    expected, values = whole.recorded(STREAMS, begins), resumed.recorded(STREAMS, 0)
+    by_step = [whole.recorded(STREAMS, number) for number in range(max(begins - 1, 0), whole.num_steps)]
     return any(
-        len({states[rank][stream] for states in places if rank in states}) > 1
+        len({states[rank][stream] for states in by_step if rank in states}) > 1
         for rank, states_taken in values.items()
         for stream, state in enumerate(states_taken)
         if rank in expected and state != expected[rank][stream]
     )
 
 
-def _first_difference(through: Side, side: Side, begins: int) -> tuple[str, int] | None:
-    for place in range(min(len(through.steps) - begins, len(side.steps))):
+def _first_difference(whole: Side, side: Side, begins: int) -> tuple[str, int] | None:
+    for number in range(min(whole.num_steps - begins, side.num_steps)):
         for kind in COLUMNS:
             # streams that are drawn from show in what is drawn
-            if kind != STREAMS and _differs(through, side, kind, begins, place):
-                return kind, place
+            if kind != STREAMS and _differs(whole, side, kind, begins, number):
+                return kind, number
     return None
 
 
-def _place_of(again: Side, through: Side, at: int) -> int:
+def _number_of_first(resumed: Side, whole: Side, at: int) -> int:
     """The update with which a start goes on: the latest up to ``at`` + 1 whose weights it has, else whose samples it
     reads, else ``at``.
     """
     for kind in ("weights", "samples"):
-        for place in range(min(at + 1, len(through.steps) - 1), 0, -1):
-            if again.of(kind, 0) and not _differs(through, again, kind, place, 0):
-                return place
+        for number in range(min(at + 1, whole.num_steps - 1), 0, -1):
+            if resumed.recorded(kind, 0) and not _differs(whole, resumed, kind, number, 0):
+                return number
     return at
 
 

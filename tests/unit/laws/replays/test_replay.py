@@ -173,7 +173,8 @@ class Caches(Body):
 
 
 def next_key(table):
-    return list(table)[0]
+    key, *_ = table
+    return key
 
 
 class HooksItself(Body):
