@@ -57,8 +57,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trueline.judge.compared_ranks import MAX_SITES, sites_of
-from trueline.laws.replays.columns import Odd, Replayed
-from trueline.laws.replays.rows import looked_at
+from trueline.laws.replays.columns import Odd
+from trueline.laws.replays.rows import Rows, looked_at
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, ranks_text, steps_text
@@ -84,7 +84,7 @@ def check(run: Run) -> list[Finding]:
     return [*_repeated(rows, run.ranks), *_of_neighbours(rows, run.ranks)]
 
 
-def _repeated(rows: Mapping[tuple[int, int], Replayed], all_ranks: Sequence[int]) -> list[Finding]:
+def _repeated(rows: Rows, all_ranks: Sequence[int]) -> list[Finding]:
     """Findings on ranks that do not repeat their own work."""
     differing = {key: row for key, row in rows.items() if row.forward or row.backward}
     if not differing:
@@ -105,7 +105,7 @@ def _repeated(rows: Mapping[tuple[int, int], Replayed], all_ranks: Sequence[int]
     return [_finding(differing, rows, ranks, all_ranks, num_ranks=len(shares))]
 
 
-def _of_neighbours(rows: Mapping[tuple[int, int], Replayed], all_ranks: Sequence[int]) -> list[Finding]:
+def _of_neighbours(rows: Rows, all_ranks: Sequence[int]) -> list[Finding]:
     """A Finding on a device that makes something else of another rank's batch than that rank does."""
     compared = {key: row for key, row in rows.items() if row.neighbour >= 0}
     differing = {key: row for key, row in compared.items() if row.neighbour_differs}
@@ -157,8 +157,8 @@ def _of_neighbours(rows: Mapping[tuple[int, int], Replayed], all_ranks: Sequence
 
 
 def _finding(
-    differing: Mapping[tuple[int, int], Replayed],
-    rows: Mapping[tuple[int, int], Replayed],
+    differing: Rows,
+    rows: Rows,
     ranks: tuple[int, ...],
     all_ranks: Sequence[int],
     *,

@@ -104,6 +104,8 @@ def test_a_rank_that_cannot_do_it_again_is_not_waited_for(two, tmp_path):
     replayed = trueline.open_run(tmp_path / "run").texts("replayed")
     assert {row.neighbour for row in rows(trueline.open_run(tmp_path / "run"))} == {-1}
     assert {rank for _, rank in replayed} == {0, 1}
+    (note,) = [note for note in trueline.check(tmp_path / "run").notes if "done again" in note]
+    assert note.startswith("The work of rank 1 was not done again: Prints.forward (test_replay.py:")
 
 
 def train_sharded(rank, world_size, kind, out):
