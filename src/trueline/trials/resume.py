@@ -11,7 +11,6 @@ bit.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trueline.capture.child_env import CHANGES, environment
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, listed, named_some, ranks_text
@@ -27,12 +25,15 @@ from trueline.store.reader import Run
 from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.same_fault import Outcome
-from trueline.trials.frame.trial import Answer, Arm, Job, TrialAnswer, Undecided, how_it_ended
+from trueline.trials.frame.trial import Answer, Arm, Job, TrialAnswer, Undecided
+from trueline.trials.frame.watched_job import RUN, run_watched
 
 UNINTERRUPTED, UP_TO, RESTARTED = "uninterrupted", "up to the restart", "restarted"
 QUESTION = "Is the job after a restart the one that was never stopped?"
 PLAN = {"preset": "workers", "every": 1, "params_every": 1, "budget": 1.0}
 """Everything at every step: runs are short, and are compared and not timed."""
+AGAIN = "again"
+"""The Run of the start that resumes, beside that of the first."""
 PLACEHOLDER = "{folder}"
 """In the command: a folder of the run's own, the same for both starts of one."""
 STATES, STREAMS = "optimizer states", "random streams"
@@ -82,25 +83,19 @@ class RestartedJob:
         """Run it; raises ``OSError`` where the command cannot be started."""
         (run_folder / "files").mkdir()
         if way.arm == RESTARTED:
-            why = self._start(run_folder, "run", self.at + 1)
-            why = why or self._start(run_folder, "again", self.steps - self.at, *self.resume_with)
+            why = self._start(run_folder, RUN, self.at + 1)
+            why = why or self._start(run_folder, AGAIN, self.steps - self.at, *self.resume_with)
         else:
-            why = self._start(run_folder, "run", self.steps if way.arm == UNINTERRUPTED else self.at)
+            why = self._start(run_folder, RUN, self.steps if way.arm == UNINTERRUPTED else self.at)
         return Outcome(None, why) if why else Outcome(False, codes=(str(run_folder.absolute()),))
 
     def _start(self, run_folder: Path, name: str, updates: int, *words: str) -> str:
         """Why a start told nothing, '' where it left a Run of this name."""
-        run_path = (run_folder / name).absolute()
         files = str((run_folder / "files").absolute())
-        command = [word.replace(PLACEHOLDER, files) for word in (*self.job.words, *words)]
-        environ = environment(out=str(run_path), plan=dict(PLAN), overwrite=True, base={**os.environ})
-        environ[CHANGES] = json.dumps({"updates": updates, "seed": self.seed})
-        ended = self.job.with_words(command).run(environ, printed=run_folder / f"printed-{name}.txt")
-        why = how_it_ended(ended)
-        if why or not run_path.exists():
-            start = "the start that resumes" if name == "again" else "the job"
-            return f"{start}: {why or 'nothing of it was watched: no training step was seen'}"
-        return ""
+        job = self.job.with_words([word.replace(PLACEHOLDER, files) for word in (*self.job.words, *words)])
+        changes = {"updates": updates, "seed": self.seed}
+        _, why = run_watched(job, run_folder / name, plan=PLAN, changes=changes)
+        return why and f"{'the start that resumes' if name == AGAIN else 'the job'}: {why}"
 
 
 @dataclass(frozen=True)
@@ -161,7 +156,7 @@ class ResumeTrial:
         entry = next(entry for entry in reversed(self.runs.log) if entry["arm"] == arm and entry["showed"] is not None)
         (folder,) = entry["codes"]
         try:
-            return Side(Run(Path(folder) / ("again" if arm == RESTARTED else "run")))
+            return Side(Run(Path(folder) / (AGAIN if arm == RESTARTED else RUN)))
         except RunError as error:
             raise Undecided(f"What a run left cannot be read: {error}") from None
 

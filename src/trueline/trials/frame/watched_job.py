@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from trueline.capture.child_env import CHANGES, environment
@@ -22,6 +23,29 @@ _AFTER = 3
 """Updates after the last step that is needed: that one ends with the next, and what ranks learn of each other comes
 one step later.
 """
+
+
+def run_watched(
+    job: Job,
+    run_path: Path,
+    *,
+    plan: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    environ: Mapping[str, str] = MappingProxyType({}),
+    folder: Path | None = None,
+) -> tuple[bool, str]:
+    """Run ``job`` in ``folder`` under ``plan``, with ``changes`` made in its processes: (whether it left a Run at
+    ``run_path``; how it ended where that was not well, or why there is no Run). What it prints goes beside that. Raises
+    ``OSError`` where the command cannot be started.
+    """
+    run_path = run_path.absolute()
+    environ = environment(out=str(run_path), plan=dict(plan), overwrite=True, base={**os.environ, **environ})
+    environ[CHANGES] = json.dumps(changes)
+    printed = run_path.with_name("printed.txt" if run_path.name == RUN else f"printed-{run_path.name}.txt")
+    why = how_it_ended(job.run(environ, printed=printed, folder=folder))
+    # a job that never steps leaves no Run, however well it ended
+    is_there = run_path.exists()
+    return is_there, why if is_there else why or "nothing of it was watched: no training step was seen"
 
 
 @dataclass(frozen=True)
@@ -55,17 +79,14 @@ class WatchedJob:
 
     def __call__(self, way: Way, run_folder: Path) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
-        run_path = (run_folder / RUN).absolute()
-        changes = {**self.up_to(self.last_step), **way.changes}
-        environ = environment(
-            out=str(run_path), plan=dict(self.plan), overwrite=True, base={**os.environ, **way.environ}
+        run_path, changes = (run_folder / RUN).absolute(), {**self.up_to(self.last_step), **way.changes}
+        job = self.job.with_words(way.words)
+        is_there, why = run_watched(
+            job, run_path, plan=self.plan, changes=changes, environ=way.environ, folder=way.folder
         )
-        environ[CHANGES] = json.dumps(changes)
-        ended = self.job.with_words(way.words).run(environ, printed=run_folder / "printed.txt", folder=way.folder)
-        # a job that never steps leaves no Run, however well it ended
-        if not run_path.exists():
-            return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
-        return outcome_of(str(run_path), self.target, ended=how_it_ended(ended), last_step=changes["updates"] - _AFTER)
+        if not is_there:
+            return Outcome(None, why)
+        return outcome_of(str(run_path), self.target, ended=why, last_step=changes["updates"] - _AFTER)
 
 
 def _seconds(run: Run) -> float | None:

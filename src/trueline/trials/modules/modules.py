@@ -10,13 +10,11 @@ error is asked; what differs in one of the two alone does not repeat itself.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trueline.capture.child_env import CHANGES, environment
 from trueline.capture.trial.fed_modules import ARRIVES, MODULE_FED, UNLIKE, WEIGHTS
 from trueline.comparison.compare import compare
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
@@ -26,7 +24,8 @@ from trueline.store.reader import Run
 from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.same_fault import Outcome
-from trueline.trials.frame.trial import Answer, Job, TrialAnswer, Undecided, how_it_ended
+from trueline.trials.frame.trial import Answer, Job, TrialAnswer, Undecided
+from trueline.trials.frame.watched_job import run_watched
 from trueline.trials.modules.stored import modules_stored, step_stored, write_stored
 from trueline.trials.modules.wrong import RecordedValues, Wrong, wrong_modules
 
@@ -58,17 +57,16 @@ class FedJob:
         run_path, met = (run_folder / "run").absolute(), (run_folder / "met").absolute()
         met.mkdir()
         plan = {**self.plan, "depth": "tensor", "steps": [self.step, self.step + 1]}
-        environ = environment(out=str(run_path), plan=plan, overwrite=True, base=dict(os.environ))
         feed = {"folder": str(self.write()), "step": self.step}
         changes = {"updates": self.step + _AFTER, "met": str(met), "feed": feed}
-        ended = self.job.run({**environ, CHANGES: json.dumps(changes)}, printed=run_folder / "printed.txt")
-        if not run_path.exists():
-            return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
+        is_there, why = run_watched(self.job, run_path, plan=plan, changes=changes)
+        if not is_there:
+            return Outcome(None, why)
         try:
             compared = compare(str(run_path), self.good, steps=[self.step])
             wrong = wrong_modules(compared.rows, RecordedValues.read(Run(run_path), self.step))
         except (AlignmentError, CannotTell, RunError) as error:
-            return Outcome(None, how_it_ended(ended) or str(error))
+            return Outcome(None, why or str(error))
         messages = sorted({word for path in met.glob("met-*.json") for word in json.loads(path.read_text())})
         if not any(word.startswith(MODULE_FED) for word in messages):
             return Outcome(None, "no module of it was fed: its modules have other names, or it does not reach the step")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.capture.child_env import CHANGES, environment
 from trueline.schema.errors import InputError, RunError
 from trueline.store.reader import Run
 from trueline.trials.frame.runs import Way
 from trueline.trials.frame.same_fault import Outcome
-from trueline.trials.frame.trial import Job, how_it_ended
+from trueline.trials.frame.trial import Job
+from trueline.trials.frame.watched_job import run_watched
 from trueline.trials.knobs.catalogue import IN_PROCESS, Switch, switch_named, with_off
 
 BASE, REMEDY, SHAM = "base", "remedy", "sham"
@@ -173,18 +172,16 @@ class TreatedJob:
         """Run it; raises ``OSError`` where the command cannot be started."""
         run_path, met = (run_folder / "run").absolute(), (run_folder / "met").absolute()
         met.mkdir()
-        environ = environment(out=str(run_path), plan=dict(PLAN), overwrite=True, base={**os.environ, **way.environ})
         changes = {"updates": self.measure.last + _AFTER, "met": str(met), **way.changes}
-        ended = self.job.with_words(way.words).run(
-            {**environ, CHANGES: json.dumps(changes)}, printed=run_folder / "printed.txt"
-        )
-        if not run_path.exists():
-            return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
+        job = self.job.with_words(way.words)
+        is_there, why = run_watched(job, run_path, plan=PLAN, changes=changes, environ=way.environ)
+        if not is_there:
+            return Outcome(None, why)
         try:
             run = Run(run_path)
             wrong = self.measure.value_of(run)
         except RunError as error:
-            return Outcome(None, how_it_ended(ended) or str(error))
+            return Outcome(None, why or str(error))
         losses = hashlib.blake2b(run.pivot("loss")[0].tobytes(), digest_size=6).hexdigest()
         names = sorted({name for path in met.glob("met-*.json") for name in json.loads(path.read_text())})
         return Outcome(False, measured=wrong, codes=(losses, *(name for name in names if not name.startswith("job:"))))

@@ -10,13 +10,10 @@ never differed in n repeats differs in less than the bound of Clopper and Pearso
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trueline.capture.child_env import CHANGES, environment
 from trueline.comparison.compare import compare
 from trueline.comparison.first_apart import first_differing_value
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
@@ -25,7 +22,8 @@ from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.chance import most_rate
 from trueline.trials.frame.runs import JobFails, Runs, Way
 from trueline.trials.frame.same_fault import Outcome
-from trueline.trials.frame.trial import Answer, Job, TrialAnswer, how_it_ended
+from trueline.trials.frame.trial import Answer, Job, TrialAnswer
+from trueline.trials.frame.watched_job import run_watched
 from trueline.trials.repeat.in_place import InPlaceJob, InPlaceTrial
 
 FIRST, AGAIN = "first", "again"
@@ -66,13 +64,12 @@ class RepeatedJob:
         """Run it; raises ``OSError`` where the command cannot be started."""
         run_path = (run_folder / "run").absolute()
         plan = {"preset": "mix", "depth": "fingerprint", "steps": [0, self.steps]}
-        environ = environment(out=str(run_path), plan=plan, overwrite=True, base=dict(os.environ))
         changes = {"updates": self.steps + _AFTER, "seed": self.seed}
-        ended = self.job.run({**environ, CHANGES: json.dumps(changes)}, printed=run_folder / "printed.txt")
-        if why := how_it_ended(ended):
+        _, why = run_watched(self.job, run_path, plan=plan, changes=changes)
+        if why:
             return Outcome(None, why)
         if way.arm == FIRST:
-            return Outcome(False) if run_path.exists() else Outcome(None, "nothing of it was watched")
+            return Outcome(False)
         try:
             rows = compare(str(self.folder / f"000-{FIRST}" / "run"), str(run_path)).rows
         except (AlignmentError, CannotTell, RunError) as error:

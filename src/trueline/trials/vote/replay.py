@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.capture.child_env import CHANGES, environment
 from trueline.schema.errors import CannotTell, RunError
 from trueline.store.reader import Run
 from trueline.trials.frame.runs import Way
 from trueline.trials.frame.same_fault import Outcome
-from trueline.trials.frame.trial import Job, how_it_ended
+from trueline.trials.frame.trial import Job
+from trueline.trials.frame.watched_job import run_watched
 
 PLAN = {"preset": "workers", "every": 1, "params_every": 1, "budget": 1.0}
 """Everything at every step: replays are short, and are compared and not timed."""
@@ -61,15 +59,11 @@ class ReplayedJob:
     def __call__(self, way: Way, run_folder: Any) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
         run_path = (run_folder / "run").absolute()
-        environ = environment(out=str(run_path), plan=dict(PLAN), overwrite=True, base={**os.environ, **way.environ})
         changes = {"updates": self.steps + _AFTER, "seed": self.seed, "deterministic": self.deterministic}
-        ended = self.job.with_words(way.words).run(
-            {**environ, CHANGES: json.dumps(changes)}, printed=run_folder / "printed.txt"
-        )
-        if why := how_it_ended(ended):
+        job = self.job.with_words(way.words)
+        _, why = run_watched(job, run_path, plan=PLAN, changes=changes, environ=way.environ)
+        if why:
             return Outcome(None, why)
-        if not run_path.exists():
-            return Outcome(None, "nothing of it was watched: no training step was seen")
         try:
             run = Run(run_path)
             bits = bits_of(run, self.steps)
