@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
+
+from trueline.schema.columns.pass_numbers import PassNumbers
 
 
 @dataclass(frozen=True, slots=True)
-class EdgeTokens:
+class EdgeTokens(PassNumbers):
     """Of a forward pass over token ids [B, T]: what its rows begin and end with, padding by an attention mask aside.
 
     ``rows`` are those with four attended places or more. Most of them, ``first_rows``, begin with the id ``first``, and
@@ -29,15 +30,3 @@ class EdgeTokens:
     last_pairs: int
     left: int
     right: int
-
-    def to_row(self) -> list[int]:
-        """The numbers of one pass."""
-        return list(astuple(self))
-
-    @classmethod
-    def from_row(cls, row: Sequence[int]) -> tuple[EdgeTokens, ...]:
-        """From the numbers of all passes of a step; none where they are not of this version."""
-        width = len(fields(cls))
-        if len(row) % width:
-            return ()
-        return tuple(cls(*(int(n) for n in row[at : at + width])) for at in range(0, len(row), width))

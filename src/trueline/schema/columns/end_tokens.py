@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
+
+from trueline.schema.columns.pass_numbers import PassNumbers
 
 NO_TOKEN = -1
 """In place of an id: there is none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
-class EndTokens:
+class EndTokens(PassNumbers):
     """Of a forward pass over token ids [B, T] and the targets of its cross-entropy that count (`targets` of them).
 
     ``rows`` are those of which it is told how they end: those that have padding, by an attention mask, where any has,
@@ -42,15 +43,3 @@ class EndTokens:
     eos: int
     eos_reads: int
     eos_targets: int
-
-    def to_row(self) -> list[int]:
-        """The numbers of one pass."""
-        return list(astuple(self))
-
-    @classmethod
-    def from_row(cls, row: Sequence[int]) -> tuple[EndTokens, ...]:
-        """From the numbers of all passes of a step; none where they are not of this version."""
-        width = len(fields(cls))
-        if len(row) % width:
-            return ()
-        return tuple(cls(*(int(n) for n in row[at : at + width])) for at in range(0, len(row), width))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
+
+from trueline.schema.columns.pass_numbers import PassNumbers
 
 
 @dataclass(frozen=True, slots=True)
-class FirstTargets:
+class FirstTargets(PassNumbers):
     """Of a forward pass over token ids [B, T] whose targets are next tokens: where the targets that count begin.
 
     ``rows`` have a target behind one attended token or more, ``least`` to ``greatest`` of these. The token directly in
@@ -26,15 +27,3 @@ class FirstTargets:
     trained_rows: int
     whole_rows: int
     past_rows: int
-
-    def to_row(self) -> list[int]:
-        """The numbers of one pass."""
-        return list(astuple(self))
-
-    @classmethod
-    def from_row(cls, row: Sequence[int]) -> tuple[FirstTargets, ...]:
-        """From the numbers of all passes of a step; none where they are not of this version."""
-        width = len(fields(cls))
-        if len(row) % width:
-            return ()
-        return tuple(cls(*(int(n) for n in row[at : at + width])) for at in range(0, len(row), width))
