@@ -3,11 +3,12 @@
 Of what a checkpoint holds WHAT is not loaded: weights, buffers, states, rate, scale, samples, streams. `order`: states
 are loaded for other parameters. `noise`: it does not repeat itself; `later`: not from the eighth update on. `late`: it
 saves every fourth update. `all`: nothing is loaded. `none`: it makes
-no update once it resumes.
+no update once it resumes. `within`: the model computes its loss itself.
 """
 
 import os
 import sys
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 folder, resumes = sys.argv[1], "--resume" in sys.argv
-lost = sys.argv[sys.argv.index("--lose") + 1].split(",") if "--lose" in sys.argv else []
+lost = [word for option, words in pairwise(sys.argv) if option == "--lose" for word in words.split(",")]
 world = int(os.environ.get("WORLD_SIZE", "1"))
 if world > 1:
     dist.init_process_group("gloo")
@@ -25,6 +26,22 @@ torch.manual_seed(1 if resumes and "weights" in lost else 0)  # what is not load
 model = nn.Sequential(
     nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 12), nn.Linear(12, 4)
 )
+
+
+class WithLoss(nn.Module):
+    """What libraries of language models return."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x, labels):
+        logits = self.part(x)
+        return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+
+if "within" in lost:
+    model = WithLoss(model)
 net = nn.parallel.DistributedDataParallel(model) if world > 1 else model
 updates = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.ExponentialLR(updates, 0.95)
@@ -66,7 +83,8 @@ while step < last:
             continue
         start += 1
         x = x + (torch.tensor(os.urandom(1)[0] / 1e4) if "noise" in lost or ("later" in lost and step > 7) else 0.0)
-        functional.cross_entropy(net(x), y).backward()
+        loss = net(x, labels=y)["loss"] if "within" in lost else functional.cross_entropy(net(x), y)
+        loss.backward()
         updates.step()
         updates.zero_grad()
         schedule.step()

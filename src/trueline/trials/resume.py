@@ -310,7 +310,13 @@ def _differs(whole: Side, side: Side, kind: str, begins: int, number: int) -> tu
     the first of ``side``.
     """
     expected, values = whole.recorded(kind, begins + number), side.recorded(kind, number)
-    return tuple(rank for rank, value in sorted(values.items()) if rank in expected and value != expected[rank])
+    return tuple(rank for rank, row in sorted(values.items()) if rank in expected and _are_unlike(row, expected[rank]))
+
+
+def _are_unlike(row: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
+    """True if a value that both have is not equal: some are recorded at the first steps of a start alone."""
+    pairs = zip(row, expected, strict=True)
+    return any(value != other for value, other in pairs if value is not None and other is not None)
 
 
 def _are_drawn_from(whole: Side, resumed: Side, begins: int) -> bool:

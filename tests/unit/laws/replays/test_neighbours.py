@@ -1,5 +1,7 @@
 """A device that computes wrongly is named by what other ranks make of its batch: real ranks, one of which is wrong."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.unit.laws.replays.test_replay import Body, Prints, rows
@@ -9,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import trueline
 from trueline.laws.replays import replay_differs
+from trueline.laws.replays.columns import Replayed
 from trueline.laws.replays.probe import outside
 from trueline.schema.errors import CannotTell
 
@@ -89,6 +92,22 @@ def test_devices_that_are_all_unlike_are_not_judged(three, tmp_path):
     three.run(train, "all", str(tmp_path / "run"))
     with pytest.raises(CannotTell, match="not alike"):
         replay_differs.check(trueline.open_run(tmp_path / "run"))
+
+
+def test_a_rank_that_fails_is_named_where_devices_are_all_unlike():
+    texts = {
+        (step, rank): Replayed(
+            forward="fc" if (step, rank) == (2, 0) else "",
+            odd="training" if (step, rank) == (2, 0) else "",
+            neighbour=(rank + 1) % 3,
+            neighbour_differs="fc",
+        ).to_json()
+        for step in range(4)
+        for rank in range(3)
+    }
+    run = SimpleNamespace(ranks=(0, 1, 2), texts=lambda name: texts)
+    (finding,) = replay_differs.check(run)
+    assert (finding.ranks, finding.step_first) == ((0,), 2)
 
 
 def test_a_rank_whose_device_fails_once_is_named(two, tmp_path):
