@@ -2,8 +2,8 @@
 
 Of what a checkpoint holds WHAT is not loaded: weights, buffers, states, rate, scale, samples, streams. `order`: states
 are loaded for other parameters. `noise`: it does not repeat itself; `later`: not from the eighth update on. `late`: it
-saves every fourth update. `all`: nothing is loaded. `none`: it makes
-no update once it resumes. `within`: the model computes its loss itself.
+saves every fourth update. `all`: nothing is loaded. `none`: it makes no update once it resumes. `itself`: it fails.
+`within`: the model computes its loss itself.
 """
 
 import os
@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 folder, resumes = sys.argv[1], "--resume" in sys.argv
 lost = [word for option, words in pairwise(sys.argv) if option == "--lose" for word in words.split(",")]
+if "itself" in lost:
+    sys.exit(1)
 world = int(os.environ.get("WORLD_SIZE", "1"))
 if world > 1:
     dist.init_process_group("gloo")

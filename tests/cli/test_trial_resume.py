@@ -14,8 +14,8 @@ def asked(python, monkeypatch, capsys, lost, *options, at_restart="", resume_wit
     """The command line, on the job: ``lost`` at both starts, or ``at_restart`` alone."""
     words = [python, str(JOB), "{folder}", *(["--lose", lost] if lost else [])]
     resume_with = resume_with or " ".join(["--resume", *(["--lose", at_restart] if at_restart else [])])
-    asked = ("trial", "resume", "--at", "6", "--steps", "5", "--resume-with", resume_with, "--json", *options)
-    code, out, err = in_process.trueline(monkeypatch, capsys, *asked, "--", *words)
+    command_line = ("trial", "resume", "--at", "6", "--steps", "5", "--resume-with", resume_with, "--json", *options)
+    code, out, err = in_process.trueline(monkeypatch, capsys, *command_line, "--", *words)
     return code, json.loads(out) if out.startswith("{") else out, err
 
 
@@ -72,7 +72,7 @@ def test_a_job_that_does_not_repeat_itself_is_undecided(resume_unlike):
 
 
 def test_a_start_that_fails_is_said(resume):
-    code, found, _ = resume("", resume_with="--resume --lose")
+    code, found, _ = resume("", at_restart="itself")
     assert (code, found["answer"]) == (3, "undecided")
     assert "the start that resumes: it ended with status 1" in found["says"][0]
 
