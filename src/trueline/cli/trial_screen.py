@@ -79,7 +79,8 @@ def _running(source: ProgressSource, words: Sequence[str]) -> Iterator[None]:
                 f"The trial cannot be written to '{runs.folder}': {error}. Make room, or pass another --out; the same "
                 "command goes on."
             ) from None
-        raise InputError(f"'{words[0]}' cannot be started: {error}. Try it without trueline.") from None
+        program = f"'{words[0]}'" if words else "A command"
+        raise InputError(f"{program} cannot be started: {error}. Try it without trueline.") from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

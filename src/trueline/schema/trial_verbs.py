@@ -39,7 +39,7 @@ class Verb:
 
     It is ``about_run``, a Run with a finding, or takes the command alone. ``lacks`` are shared options that it does not
     take. Without ``--steps`` a run has ``steps`` (None: as many as that Run), without ``--runs`` there are ``most``.
-    The command may stand without ``--`` where ``takes_bare_command``.
+    The command may stand without ``--`` where ``takes_bare_command``; without ``takes_command`` options have it.
 
     ``usual`` is the number of runs that it takes where each shows the finding (``benchmarks/trials``, and the rules of
     the verbs), and ``answers`` how many it may give, each as likely by a cause that is silent on them: of knobs the
@@ -63,6 +63,7 @@ class Verb:
     answers: int = 0
     also: str = ""
     takes_bare_command: bool = False
+    takes_command: bool = True
 
     @property
     def means(self) -> Mapping[str, str]:
@@ -94,7 +95,7 @@ class Verb:
     def command(self, run: str) -> str:
         """Its command line, about ``run``."""
         words = ["trueline trial", self.name, *([run] if self.about_run else []), *filter(None, [self.also])]
-        return " ".join([*words, "-- COMMAND"])
+        return " ".join([*words, *(["-- COMMAND"] if self.takes_command else [])])
 
 
 _KNOBS = Verb(
@@ -360,6 +361,40 @@ _RESUME = Verb(
     also='--resume-with "ARGS"',
 )
 
+_LAYOUTS = Verb(
+    "layouts",
+    """Run commands of one job in other layouts (numbers of ranks, accumulation, FSDP2, tensor, pipeline, context and
+    expert parallelism), and say whether they agree, by more than rounding explains, or name the first place at which
+    they do not: a module of the forward pass, the loss, the gradient of a parameter, a weight after updates.
+
+    The first arm is the reference. Weights before the first update and samples must be the same; what rounding makes is
+    measured, in two more runs of the reference. confirmed: an arm is apart; excluded: all agree. Exit code 0: one of
+    these; 3: undecided.
+
+    Example: trueline trial layouts --arm one="python train.py" --arm two="torchrun --nproc-per-node 2 train.py"
+    """,
+    confirmed="the layouts are not the same training",
+    excluded="the layouts agree: rounding explains what differs",
+    undecided="whether the layouts agree cannot be told",
+    options=(
+        Option(
+            "arm",
+            str,
+            "A layout: its name and its whole command; given twice or more. The first is the reference.",
+            "NAME=COMMAND",
+            repeated=True,
+        ),
+        Option("ref", str, "The arm that the others are held to.", "NAME", default="", default_text="the first"),
+    ),
+    module="layouts.layouts",
+    about_run=False,
+    lacks=frozenset({"code", "error", "runs"}),
+    steps=8,
+    usual=4,
+    also='--arm NAME="COMMAND" --arm NAME="COMMAND"',
+    takes_command=False,
+)
+
 _PHASES = Verb(
     "phases",
     """Run a training command with its weights fixed, with plain updates, with halves of the model frozen, and with the
@@ -433,6 +468,20 @@ _BATCH = Verb(
 
 VERBS: Mapping[str, Verb] = {
     verb.name: verb
-    for verb in (_KNOBS, _SYNC, _RL, _BISECT, _SHRINK, _REMEDY, _VOTE, _REPEAT, _RESUME, _PHASES, _MODULES, _BATCH)
+    for verb in (
+        _KNOBS,
+        _SYNC,
+        _RL,
+        _BISECT,
+        _SHRINK,
+        _REMEDY,
+        _VOTE,
+        _REPEAT,
+        _RESUME,
+        _LAYOUTS,
+        _PHASES,
+        _MODULES,
+        _BATCH,
+    )
 }
 """In the order in which messages name them."""

@@ -11,6 +11,9 @@ LAW = Law(
         "restart-differs": Code(
             manual="What a restart of the job goes on with is not what the job has that was never stopped."
         ),
+        "layouts-differ": Code(
+            manual="A layout of the job makes something else of the same weights and samples than rounding explains."
+        ),
         "op-inaccurate": Code(manual="An operation is wrong on this device by more than rounding explains."),
     },
 )

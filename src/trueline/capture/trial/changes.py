@@ -45,6 +45,7 @@ from trueline.capture.trial.fed_modules import FedModules
 from trueline.capture.trial.phases import Phase
 from trueline.capture.trial.remedies import Remedy
 from trueline.capture.trial.repeated_calls import RepeatedCalls
+from trueline.capture.trial.rounded_weights import RoundedWeights
 from trueline.schema.safe_logger import SafeLogger
 
 _log = SafeLogger()
@@ -68,7 +69,8 @@ class Changes:
     ``deterministic`` torch takes forms of operations that repeat themselves, where it has any. ``shift`` is added to
     each seed that the script sets; ``remedy`` has the arguments of ``capture.trial.remedies.Remedy``, ``repeat``
     those of ``capture.trial.repeated_calls.RepeatedCalls``, ``feed`` those of ``capture.trial.fed_modules.FedModules``,
-    ``phase`` those of ``capture.trial.phases.Phase``.
+    ``phase`` those of ``capture.trial.phases.Phase``. With ``dropout`` False nothing is dropped; ``rounded`` is the
+    seed of ``capture.trial.rounded_weights.RoundedWeights``.
     """
 
     def __init__(
@@ -86,10 +88,12 @@ class Changes:
         repeat: Mapping[str, Any] | None = None,
         feed: Mapping[str, Any] | None = None,
         phase: Mapping[str, Any] | None = None,
+        dropout: bool | None = None,
+        rounded: int | None = None,
     ) -> None:
         self._switches, self._names_off, self._met_folder, self._updates = list(switches), {*off}, met, updates
         self._slow, self._last_call_at, self._seed, self._deterministic = slow, time.monotonic(), seed, deterministic
-        self._shift = shift
+        self._shift, self._dropout = shift, dropout
         self._repeated = None if repeat is None else RepeatedCalls(**repeat)
         self._met: set[str] = set()
         self._fed_modules = None if feed is None else FedModules(**feed, tell=self._meet)
@@ -98,6 +102,7 @@ class Changes:
             None if phase is None else Phase(**phase, tell=self._meet),
             self._repeated,
             self._fed_modules,
+            None if rounded is None else RoundedWeights(rounded),
         )
         self._parts = [part for part in parts if part is not None]
         self._trains = False
@@ -142,7 +147,7 @@ class Changes:
 
     def _put_seeds(self) -> None:
         if self._seed is not None:
-            seed_all(self._seed, deterministic="warn" if self._deterministic else False)
+            seed_all(self._seed, deterministic="warn" if self._deterministic else False, dropout=self._dropout)
         if self._shift:
             for owner, name in _seeders():
                 patches.Patch(owner, name, patches.calling(self._shifted)).install()

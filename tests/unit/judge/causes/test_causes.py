@@ -364,7 +364,7 @@ def _kinds_in_the_checks():
 def test_every_code_has_a_cause():
     brought = {code for cause in CAUSES.values() for code in cause.codes}
     unexplained = {"dispersion-high", "explained-by-rounding", "site-missing", "worker-grad-norm-outlier"}
-    unexplained |= {"restart-differs"}  # a trial's, whose answer names the cause
+    unexplained |= {"restart-differs", "layouts-differ"}  # of trials, whose answers name the cause
     confirmed = {
         "activation-missing",
         "average-in-model",
