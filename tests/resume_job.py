@@ -1,7 +1,7 @@
 """A training job that saves and resumes: `resume_job.py FOLDER [--resume] [--lose WHAT,…]`, by itself or by torchrun.
 
-Of what a checkpoint holds WHAT is not loaded: weights, buffers, states, rate, scale, samples, streams. `order`: states
-are loaded for other parameters. `noise`: it does not repeat itself; `later`: not from the eighth update on. `late`: it
+Of what a checkpoint holds WHAT is not loaded: weights, buffers, states, rate, schedule, samples, streams. `order`:
+states are loaded for other parameters. `noise`: it does not repeat itself; `later`: not from the eighth update on. `late`: it
 saves every fourth update. `all`: nothing is loaded. `none`: it makes no update once it resumes. `itself`: it fails.
 `within`: the model computes its loss itself.
 """
@@ -46,7 +46,7 @@ if "within" in lost:
     model = WithLoss(model)
 net = nn.parallel.DistributedDataParallel(model) if world > 1 else model
 updates = torch.optim.AdamW(model.parameters(), lr=0.01)
-schedule = torch.optim.lr_scheduler.ExponentialLR(updates, 0.95)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(updates, 60)
 draw = torch.Generator().manual_seed(1)
 rows = TensorDataset(torch.randn(96, 6, generator=draw), torch.randint(4, (96,), generator=draw))
 sampler = DistributedSampler(rows, num_replicas=world, rank=rank, seed=5)
@@ -65,7 +65,7 @@ if resumes and "all" not in lost:
         updates.load_state_dict(saved["optimizer"])
     if "rate" in lost:
         updates.param_groups[0]["lr"] = 0.01
-    else:
+    elif "schedule" not in lost:
         schedule.load_state_dict(saved["schedule"])
         updates.param_groups[0]["lr"] = schedule.get_last_lr()[0]
     step = saved["step"]

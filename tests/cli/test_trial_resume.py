@@ -48,6 +48,8 @@ def test_a_restart_that_takes_everything_over_is_the_same_job(resume):
         ("buffers", ["buffers-not-restored"], "The buffers are not as in the run that was not stopped"),
         ("states", ["optimizer-state-lost"], "the optimizer has none of 0.bias"),
         ("rate", ["schedule-not-restored"], "The learning rate is 0.01 at update 6"),
+        ("schedule", ["schedule-not-restored"], "at update 7, and 0.00966"),
+        ("samples,schedule", ["schedule-not-restored", "data-restarted"], "at update 7, and 0.00966"),
         ("samples", ["data-restarted"], "The data began again"),
         ("streams", ["random-state-lost"], "The random streams are not as in the run"),
     ],

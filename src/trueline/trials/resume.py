@@ -36,11 +36,11 @@ AGAIN = "again"
 """The Run of the start that resumes, beside that of the first."""
 PLACEHOLDER = "{folder}"
 """In the command: a folder of the run's own, the same for both starts of one."""
-STATES, STREAMS = "optimizer states", "random streams"
+STATES, STREAMS, RATE = "optimizer states", "random streams", "learning rate"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "weights": ("param_digests",),
     "buffers": ("buffer_digests",),
-    "learning rate": ("lr",),
+    RATE: ("lr",),
     "loss scale": ("loss_scaler",),
     "samples": ("sample_digests",),
     STREAMS: ("rng_python", "rng_numpy", "rng_torch", "rng_device"),
@@ -48,11 +48,13 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "gradients": ("grad_norm", "param_grad_norms"),
 }
 """What is compared, in the order in which it is the cause of what follows."""
+PLACE = "place of the schedule"
+"""Beside these: where a schedule is says nothing by itself, as one may be made anew for the rest."""
 CAUSES = {
     "weights": "weights-not-restored",
     "buffers": "buffers-not-restored",
     STATES: "optimizer-state-lost",
-    "learning rate": "schedule-not-restored",
+    RATE: "schedule-not-restored",
     "loss scale": "loss-scale-not-restored",
     "samples": "data-restarted",
     STREAMS: "random-state-lost",
@@ -62,7 +64,7 @@ ADVICE = {
     "weights": "Load the model's state in the start that resumes, after the model is built and before it is wrapped.",
     "buffers": "Save and load the whole state_dict of the model, its buffers too.",
     STATES: "Save and load optimizer.state_dict(), by the same order of parameters, before the first update.",
-    "learning rate": "Save and load the scheduler's state_dict(), and count updates from the checkpoint on.",
+    RATE: "Save and load the scheduler's state_dict(), and count updates from the checkpoint on.",
     "loss scale": "Save and load the GradScaler's state_dict().",
     "samples": "Save where the data was, and skip to it; call set_epoch with the epoch of the checkpoint.",
     STREAMS: "Save and set the states of each rank: of torch, of its device, of NumPy and of Python.",
@@ -116,7 +118,7 @@ class Side:
         numbers = [number_of[int(step)] for step in self.run.column("step").to_pylist()]
         ranks = [int(rank) for rank in self.run.column("rank").to_pylist()]
         values: dict[str, dict[int, dict[int, tuple[Any, ...]]]] = {}
-        for kind, names in COLUMNS.items():
+        for kind, names in {**COLUMNS, PLACE: ("schedule_epochs",)}.items():
             values[kind] = {number: {} for number in range(self.num_steps)}
             rows = zip(*(self.run.column(name).to_pylist() for name in names), strict=True)
             for number, rank, row in zip(numbers, ranks, rows, strict=True):
@@ -184,11 +186,14 @@ class ResumeTrial:
         differing = {kind for kind in seen if _differs(whole, resumed, kind, begins, 0)}
         if not _are_drawn_from(whole, resumed, begins):
             differing.discard(STREAMS)
+        other_rate = _number_of_other_rate(whole, resumed, begins, is_alone=not differing and not states)
+        if other_rate is not None:
+            differing.add(RATE)
         causes = [kind for kind in CAUSES if kind in differing or (kind == STATES and states)]
         equal = [kind for kind in CAUSES if kind not in causes and (kind in seen or (kind == STATES and states == ""))]
         unlooked = self._unlooked(begins, [*seen, *([] if states is None else [STATES])])
         if causes:
-            says = [_sentence(kind, whole, resumed, begins, states or "") for kind in causes]
+            says = [_sentence(kind, whole, resumed, begins, states or "", other_rate or 0) for kind in causes]
             findings = [_finding(kind, line, begins) for kind, line in zip(causes, says, strict=True)]
             says += [f"The same as in the run that was not stopped: {listed(equal)}."] if equal else []
             credible = [CAUSES[kind] for kind in causes]
@@ -272,9 +277,14 @@ def _other_states(repeated: Side, resumed: Side) -> str | None:
     return "" if states_left else None
 
 
-def _sentence(kind: str, whole: Side, resumed: Side, begins: int, states: str) -> str:
+def _sentence(kind: str, whole: Side, resumed: Side, begins: int, states: str, other_rate: int) -> str:
     if kind == STATES:
         return f"The optimizer's states are not those that were left: {states}."
+    if kind == RATE:
+        (rank, *_) = _differs(whole, resumed, RATE, begins, other_rate)
+        rates = (resumed.recorded(RATE, other_rate)[rank][0][0], whole.recorded(RATE, begins + other_rate)[rank][0][0])
+        where = f"at update {begins + other_rate}" + ("" if other_rate else ", the first after the restart")
+        return f"The learning rate is {rates[0]:g} {where}, and {rates[1]:g} in the run that was not stopped."
     ranks = _differs(whole, resumed, kind, begins, 0)
     where = f"at update {begins}, the first after the restart, on {ranks_text(ranks, all_ranks=list(whole.run.ranks))}"
     is_of_beginning = begins > 0 and not _differs(whole, resumed, kind, 0, 0)
@@ -284,10 +294,6 @@ def _sentence(kind: str, whole: Side, resumed: Side, begins: int, states: str) -
         return "The start that resumes begins with the weights of update 0: they were not loaded."
     if kind == "weights":
         return f"Weights are those of no update of the run that was not stopped: {where}."
-    if kind == "learning rate":
-        rates = (side.recorded(kind, number)[ranks[0]][0][0] for side, number in ((resumed, 0), (whole, begins)))
-        rate, expected = rates
-        return f"The learning rate is {rate:g} {where}, and {expected:g} in the run that was not stopped."
     verb = "is" if kind == "loss scale" else "are"
     return f"The {kind} {verb} not as in the run that was not stopped: {where}."
 
@@ -331,6 +337,19 @@ def _are_drawn_from(whole: Side, resumed: Side, begins: int) -> bool:
         for stream, state in enumerate(states_taken)
         if rank in expected and state != expected[rank][stream]
     )
+
+
+def _number_of_other_rate(whole: Side, resumed: Side, begins: int, *, is_alone: bool) -> int | None:
+    """The first step of ``resumed`` with another learning rate; None without. ``is_alone``: nothing else differs.
+
+    A rate that was right at first is the one that the optimizer keeps. One that comes to differ may follow a loss that
+    does, but where the schedule is elsewhere as well.
+    """
+    numbers = range(min(whole.num_steps - begins, resumed.num_steps))
+    other = next((number for number in numbers if _differs(whole, resumed, RATE, begins, number)), None)
+    if not other or is_alone or any(_differs(whole, resumed, PLACE, begins, number) for number in range(other + 1)):
+        return other
+    return None
 
 
 def _first_difference(whole: Side, side: Side, begins: int) -> tuple[str, int] | None:
