@@ -1,9 +1,9 @@
 """A training job that saves and resumes: `resume_job.py FOLDER [--resume] [--lose WHAT,…]`, by itself or by torchrun.
 
 Of what a checkpoint holds WHAT is not loaded: weights, buffers, states, rate, schedule, samples, streams. `order`:
-states are loaded for other parameters. `noise`: it does not repeat itself; `later`: not from the eighth update on. `late`: it
-saves every fourth update. `all`: nothing is loaded. `none`: it makes no update once it resumes. `itself`: it fails.
-`within`: the model computes its loss itself.
+states are loaded for other parameters. `noise`: it does not repeat itself; `later`: not from the eighth update on.
+`late`: it saves every fourth update. `all`: nothing is loaded. `none`: it makes no update once it resumes. `itself`: it
+fails. `within`: the model computes its loss itself.
 """
 
 import os
