@@ -11,6 +11,8 @@ import typer
 from trueline.schema.trial_verbs import VERBS
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from trueline.trials.frame.asked import Asked, Prepared, ProgressSource
     from trueline.trials.frame.trial import TrialAnswer
 
@@ -109,10 +111,23 @@ def _print_answer(answer: TrialAnswer, means: Mapping[str, str]) -> None:
         lines.append(Text(f"The job as it is shows it in {often}. {cure}"))
     for line in lines:
         console.print(Padding(line, (0, 0, 0, 2)))
+    if answer.table:
+        console.print(_table_of(answer.table))
     arms = "; ".join(f"{arm.name} ({arm.showed} of {arm.runs})" for arm in answer.arms[:6])
     more = f"; {len(answer.arms) - 6} more arms" if len(answer.arms) > 6 else ""
     error_text = "" if answer.error_asked is None else f", error asked {answer.error_asked:g}"
     console.print(f"Runs: {answer.runs}{error_text}. Showed it: {arms}{more}", style="dim", highlight=False)
+
+
+def _table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The texts of rows."""
+    from rich.table import Table
+
+    names = [name for name, value in rows[0].items() if isinstance(value, str)]
+    table = Table(*names, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
+    return table
 
 
 def _print_plan(prepared: Prepared) -> None:

@@ -395,6 +395,31 @@ _LAYOUTS = Verb(
     takes_command=False,
 )
 
+_DRILL = Verb(
+    "drill",
+    """Plant faults of known size into a training command, each in a short run of its own under the plan that the job
+    would have, and say which of them would be seen, after how many steps and at which rank, and which never.
+
+    The script stays as it is; {folder} in the command stands for a folder of the run's own. A fault that touched
+    nothing was not planted, and counts neither as seen nor as not seen. confirmed: the table is there. Exit code 0:
+    that; 3: undecided.
+
+    Example: trueline trial drill -- torchrun --nproc-per-node 2 train.py
+    """,
+    confirmed="what this job can rely on is below",
+    undecided="what this job can rely on cannot be told",
+    options=(
+        Option("plan", str, "A preset or file, as of `trueline run`, under which each run is watched.", "PLAN"),
+        Option("at", int, "Updates after which a fault begins.", "N", default=20, least=1),
+        Option("rank", int, "The rank that has a fault.", "R", default_text="the last one", least=0),
+        Option("only", str, "Only this fault, by its name; may be given again.", "NAME", repeated=True),
+    ),
+    module="drill.drill",
+    about_run=False,
+    lacks=frozenset({"code", "error", "runs"}),
+    steps=100,
+)
+
 _PHASES = Verb(
     "phases",
     """Run a training command with its weights fixed, with plain updates, with halves of the model frozen, and with the
@@ -479,6 +504,7 @@ VERBS: Mapping[str, Verb] = {
         _REPEAT,
         _RESUME,
         _LAYOUTS,
+        _DRILL,
         _PHASES,
         _MODULES,
         _BATCH,

@@ -58,7 +58,8 @@ def rate_of(counts: Counts) -> Rate | None:
 class TrialAnswer:
     """The answer to ``question`` with its reasons, ``says``; ``credible`` are candidates that are left where a trial
     searches among some, ``error_asked`` the probability of a wrong answer that its rule allows (None: it has no chance
-    in it), ``findings`` what it measured of the job, where that is one.
+    in it), ``findings`` what it measured of the job, where that is one, ``table`` what it says row by row: texts are
+    shown, by the names of their columns.
     """
 
     trial: str
@@ -71,6 +72,7 @@ class TrialAnswer:
     error_asked: float | None = None
     rate: Rate | None = None
     findings: tuple[Finding, ...] = ()
+    table: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def runs(self) -> int:
@@ -96,6 +98,7 @@ class TrialAnswer:
             "credible": list(self.credible),
             "next": list(self.next),
             **({"findings": [finding.to_json() for finding in self.findings]} if self.findings else {}),
+            **({"table": list(self.table)} if self.table else {}),
         }
 
 

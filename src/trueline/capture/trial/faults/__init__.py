@@ -1,0 +1,1 @@
+"""Faults of known size in a job that knows nothing of them."""
