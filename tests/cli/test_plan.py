@@ -125,7 +125,7 @@ def test_what_cannot_be_followed_is_refused_and_nothing_is_written(running, plan
 def test_a_start_by_findings_is_refused_where_nothing_would_be_recorded(running, plan):
     code, _, err = plan(running, "--set", "preset=workers", "--set", "when=worker-nonfinite")
     assert code == 2
-    assert "preset 'workers' records nothing; use modules, ops, mix or monitor" in err
+    assert "preset 'workers' records nothing; use modules, ops, mix, bits or monitor" in err
 
 
 def test_what_is_watched_cannot_change_under_the_name_of_what_is_recorded(running, plan):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tests.harm.running import Job
 
-PRESETS = ("workers", "laws", "modules", "ops", "mix", "monitor")
+PRESETS = ("workers", "laws", "modules", "ops", "mix", "bits", "monitor")
 
 HEAD = """\
 import copy, hashlib, io, os, pickle, random, sys, threading, warnings

@@ -228,6 +228,7 @@ RECORDED = (
     ("name", "plan"),
     [
         *((name, {"preset": "mix", "depth": "fingerprint"}) for name in RECORDED),
+        *((name, {"preset": "bits"}) for name in RECORDED),
         *((name, {"preset": "monitor", "every": 1}) for name in ("ddp", "fsdp2")),
     ],
 )

@@ -29,7 +29,7 @@ from trueline.capture.step.exchange import COMING_S, Team, TrainedAlone, make_te
 from trueline.capture.step.recorder import Recorder
 from trueline.capture.step.working_parts import Watching, WorkingParts
 from trueline.schema.errors import InputError, TruelineError
-from trueline.schema.files.run_manifest import Attempt, Manifest
+from trueline.schema.files.run_manifest import BITS, Attempt, Manifest
 from trueline.schema.files.start import Job, Start
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
@@ -191,6 +191,7 @@ def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: 
         command=list(sys.argv),
         argv=command_given(),
         plan=job.plan,
+        fingerprint=BITS if Plan.load(job.plan).bits_alone else "trueline",
         attempts=[Attempt(step=start.step, started_at=now, updates=job.updates, plan=job.plan, id=start_id())],
         notes=list(adapter.notes),
         job=start.job,

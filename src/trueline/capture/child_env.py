@@ -56,10 +56,15 @@ def settings() -> dict[str, Any]:
     """Settings handed down to this process, as arguments of ``trueline.watch``."""
     return {
         "out": os.environ[RUN],
-        "plan": json.loads(os.environ.get(PLAN) or "{}"),
+        "plan": plan_given(),
         "overwrite": bool(os.environ.get(OVERWRITE)),
         "resume": bool(os.environ.get(RESUME)),
     }
+
+
+def plan_given() -> dict[str, Any]:
+    """The Plan handed down to this process; no keys where there is none."""
+    return json.loads(os.environ.get(PLAN) or "{}")
 
 
 def command_given() -> list[str]:

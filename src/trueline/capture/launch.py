@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from torch import nn
 
 from trueline.capture.adapters.base import uncompiled
 from trueline.capture.adapters.ddp import DdpAdapter
-from trueline.capture.child_env import path_of_restart, settings, tell_unseen, tell_watched
+from trueline.capture.child_env import path_of_restart, plan_given, settings, tell_unseen, tell_watched
 from trueline.capture.model import patches
 from trueline.capture.model.failures import is_users
 from trueline.capture.model.layout import is_fsdp2, unwrap
@@ -37,6 +38,7 @@ from trueline.capture.step.exchange import TrainedAlone, leaves_alone
 from trueline.capture.step.updates import is_compiled
 from trueline.capture.watch import Watch, innermost
 from trueline.schema.errors import ResumeError, TruelineError
+from trueline.schema.plan import Plan
 from trueline.schema.safe_logger import SafeLogger
 from trueline.schema.text.words import counted
 
@@ -98,6 +100,11 @@ class Attachment:
 
     def wait(self) -> None:
         """Listen for optimizers, DDP modules and the first training forward pass."""
+        plan = Plan.load(plan_given())
+        if plan.bits_alone:
+            from trueline.capture.record.early import begin_early  # nothing of it is imported where it is not asked for
+
+            begin_early(plan)
         call_sites.listen("DataLoader", "DistributedSampler", "optimizer", "eval")
         loads.listen()
         constructed_rates.listen()
@@ -180,6 +187,8 @@ class Attachment:
         self._called_model = None
         patches.module_call.remove(self._at_call)
         leaves = leaves_alone.set(True)
+        early = sys.modules.get("trueline.capture.record.early")
+        resume = early.pause_early() if early is not None else None
         try:
             watch = self._begin_another(model) if self._run_path else self._begin(model)
         except TrainedAlone as error:
@@ -199,6 +208,9 @@ class Attachment:
             return
         finally:
             leaves_alone.reset(leaves)
+            if early is not None and resume is not None:
+                resume()
+                early.end_early()
         if watch is not None:
             tell_watched()
             if called is None or unwrap(called) is not unwrap(model):

@@ -31,6 +31,8 @@ from trueline.comparison.merge.loss_scale import clipped_ratio, with_one_loss_sc
 from trueline.comparison.not_repeating import not_repeating
 from trueline.comparison.prefilter import differing_steps
 from trueline.comparison.result import JUDGEMENTS, ComparedRow, Comparison, StepSummary
+from trueline.schema.errors import CannotTell
+from trueline.schema.files.run_manifest import BITS
 from trueline.schema.files.tolerance import Tolerance
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -80,7 +82,8 @@ def compare(
     arrangements = arrange(run, ref, steps=steps, ranks=ranks, names=names)
     recorded = arrangements if steps is None else arrange(run, ref, ranks=ranks, names=names)
     detailed = steps_in_detail(run, ref, recorded) if steps is None else with_steps_before(arrangements, recorded)
-    measure = measure_with(max_bytes, fingerprints=run.manifest.fingerprint == ref.manifest.fingerprint)
+    require_same_layout(run, ref, recorded)
+    measure = measure_with(max_bytes, fingerprints=_kind_of_prints(run) == _kind_of_prints(ref))
     judged: list[Step] = []
     for num_done, arrangement in enumerate(detailed):
         if progress is not None:
@@ -291,9 +294,28 @@ def _remarks(steps: Sequence[Step]) -> list[str]:
     ]
 
 
+def require_same_layout(run: Run, ref: Run, arrangements: Sequence[Arrangement]) -> None:
+    """Raise ``CannotTell`` where ranks would have to be merged and only bits are known, which merge with no others."""
+    if any(arrangement.rank is None for arrangement in arrangements) and BITS in (
+        run.manifest.fingerprint,
+        ref.manifest.fingerprint,
+    ):
+        raise CannotTell(
+            "Bits alone were recorded (preset 'bits'), and the Runs have other ranks, whose sums do not have the same "
+            "bits. Compare Runs of the same ranks, or record both with `--plan mix`."
+        )
+
+
+def _kind_of_prints(run: Run) -> str:
+    """How the fingerprints of a Run were made; bits alone are taken in another way on a CPU than on other devices."""
+    kind = run.manifest.fingerprint
+    on_host = {env.device == "cpu" for env in run.env.values()}
+    return f"{kind} of {'a CPU' if True in on_host else 'a device'}" if kind == BITS and on_host else kind
+
+
 def _notes(run: Run, ref: Run, arrangements: Sequence[Arrangement], num_detailed: int) -> list[str]:
     notes = list(dict.fromkeys(arrangement.note for arrangement in arrangements if arrangement.note))
-    kinds = run.manifest.fingerprint, ref.manifest.fingerprint
+    kinds = _kind_of_prints(run), _kind_of_prints(ref)
     if kinds[0] != kinds[1]:
         notes.append(
             f"The Runs have fingerprints of different kinds ({kinds[0]} and {kinds[1]}), which cannot be compared: "

@@ -14,7 +14,7 @@ from trueline.schema.errors import PlanError
 from trueline.schema.law import live_codes
 from trueline.schema.text.reading import read_table, shortened, shown
 
-Preset = Literal["workers", "laws", "audit", "modules", "ops", "mix", "monitor"]
+Preset = Literal["workers", "laws", "audit", "modules", "ops", "mix", "bits", "monitor"]
 Phase = Literal["fwd", "bwd", "param", "grad", "opt", "comm"]
 Depth = Literal["structure", "stats", "fingerprint", "tensor"]
 
@@ -74,7 +74,8 @@ class Plan(BaseModel):
     The preset ``laws`` watches as ``workers`` does, and looks at influences once, early: see ``looks_at``. ``audit``
     does that too, and does some work again: see ``replays_at``. The presets
     ``modules``, ``ops`` and ``mix`` also record what the steps compute: inputs, outputs, parameters and
-    gradients of modules, of every call at the torch API level, or of both. ``monitor`` records what ``modules`` does,
+    gradients of modules, of every call at the torch API level, or of both. ``bits`` takes a fingerprint alone of every
+    value of all calls, for runs that should be equal bit by bit. ``monitor`` records what ``modules`` does,
     and states and updates of the optimizer, at the steps whose gradients are sampled and within the same budget. The
     keys from ``ranks`` on are about recording.
     """
@@ -145,7 +146,7 @@ class Plan(BaseModel):
     depth: Depth = Field(
         default="stats",
         description="structure: what was called; stats: and statistics of every value; fingerprint: and one of its "
-        "bits; tensor: statistics and the values themselves",
+        "bits; tensor: statistics and the values themselves. Preset `bits` takes a fingerprint alone",
     )
     stacks: bool = Field(default=True, description="keep the call stack of every op, user code only")
     first_rows: int | None = Field(default=None, ge=1, description="store only so many rows of a tensor's first dim")
@@ -185,6 +186,11 @@ class Plan(BaseModel):
     confirmed: tuple[str, ...] = Field(
         default=(), description="ids of things to confirm that are meant: `check` says nothing of them"
     )
+
+    @property
+    def bits_alone(self) -> bool:
+        """Whether of every value a fingerprint is taken and nothing else, of all calls."""
+        return self.preset == "bits"
 
     @property
     def records(self) -> bool:
@@ -236,6 +242,14 @@ class Plan(BaseModel):
             raise ValueError(f"no step lies from {first} up to, and not including, {end}")
         return steps
 
+    @field_validator("depth", "exponents")
+    @classmethod
+    def _is_no_more_than_bits(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse statistics or values beside a preset that takes bits alone."""
+        if value not in ("stats", False) and info.data.get("preset") == "bits":
+            raise ValueError("preset 'bits' takes one fingerprint of every value and nothing else; use mix or ops")
+        return value
+
     @field_validator("when")
     @classmethod
     def _has_something_to_start(cls, when: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
@@ -245,8 +259,8 @@ class Plan(BaseModel):
             raise ValueError(f"each should be {' or '.join(map(repr, triggers))}")
         if when and info.data.get("preset") in WATCH_ONLY:
             raise ValueError(
-                f"it starts a recording, and preset '{info.data['preset']}' records nothing; use modules, ops, mix or "
-                "monitor"
+                f"it starts a recording, and preset '{info.data['preset']}' records nothing; use modules, ops, mix, "
+                "bits or monitor"
             )
         return when
 
@@ -323,6 +337,11 @@ class Plan(BaseModel):
                     f"{_WATCHED[key]} that are watched, which cannot change while a job runs. Set preset to modules, "
                     "ops or mix too, or start a new Run."
                 )
+        if new.bits_alone != self.bits_alone:
+            raise PlanError(
+                f"Key 'preset' in {where} has the value '{new.preset}', but it is '{self.preset}': bits are taken from "
+                "the start of a job to its end, or not at all. Start a new Run for that."
+            )
         return new
 
     @classmethod

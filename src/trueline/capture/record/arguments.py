@@ -40,10 +40,12 @@ def inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Slots:
 
 
 def written(slots: Slots, *, in_place: bool) -> Slots:
-    """The inputs that a call writes to: ``out``, and the first one of a call ``in_place``."""
-    if not in_place and not (slots and slots[-1][0].startswith("out")):
+    """The inputs that a call writes to: ``out``, and the first one of a call ``in_place``, also where it is given by
+    name, as ``torch.nn.init`` does.
+    """
+    if not slots or not (in_place or slots[-1][0].startswith("out")):
         return ()
-    names = ("out", "in0") if in_place else ("out",)
+    names = ("out", slots[0][0].partition(".")[0]) if in_place else ("out",)
     return [(slot, x) for slot, x in slots if slot.partition(".")[0] in names]
 
 

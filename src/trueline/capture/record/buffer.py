@@ -28,6 +28,8 @@ from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
 from trueline.tensor import measure
 from trueline.tensor.device_pass import stats_and_fingerprint
+from trueline.tensor.digest import digest_of_memory
+from trueline.tensor.fingerprint import fingerprint_on_device
 from trueline.tensor.lanes import MEASURABLE
 from trueline.tensor.memory import is_held
 
@@ -38,6 +40,7 @@ UNFILLED = "memory that is not initialised"
 
 _WHOLE: Mapping[str, Any] = MappingProxyType({})
 _STRIDED = torch.strided
+_has_overlap = torch._debug_has_internal_overlap  # type: ignore[attr-defined]  # 0: none, and no gaps
 _functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
 
 
@@ -56,12 +59,17 @@ class StepBuffer:
 
     def follow(self, plan: Plan) -> None:
         """Measure and store as ``plan`` says from the next step on; what was stored before counts for its cap."""
-        self._measures = plan.depth != "structure"
-        self._fingerprints = plan.depth == "fingerprint"
+        self._bits_alone = plan.bits_alone
+        self._measures = plan.depth != "structure" or plan.bits_alone
+        self._fingerprints = plan.depth == "fingerprint" or plan.bits_alone
         self._stores = plan.depth == "tensor"
         self._first_rows = plan.first_rows
         self._exponents = plan.exponents
         self._max_bytes = plan.max_bytes
+
+    def write_to(self, write: Callable[[Record], None]) -> None:
+        """Write what is stored to another Sink from now on."""
+        self._write = write
 
     def begin(self, step: int) -> None:
         """Start to record ``step``, of which there are no rows yet."""
@@ -210,7 +218,9 @@ class StepBuffer:
         address, changes, _, *view = key
         index = self._aliases.setdefault((address, changes, *view), len(self._measured) - 1)
         row, now = self._measured[index], len(self._measured) - 1
-        if index == now or not np.array_equal(self._stats_MS[index], self._stats_MS[now], equal_nan=True):
+        if index == now:
+            return None
+        if not self._bits_alone and not np.array_equal(self._stats_MS[index], self._stats_MS[now], equal_nan=True):
             return None
         if self._on_device or (self._fingerprints and self._fingerprint_M[index] != self._fingerprint_M[now]):
             return None
@@ -232,7 +242,7 @@ class StepBuffer:
             step=self.step,
             columns=self._rows.columns(),
             measured_M=np.array(self._measured, dtype=np.int32),
-            stats_MS=self._stats_MS[:num_M].copy() if self._measures else None,
+            stats_MS=self._stats_MS[:num_M].copy() if self._measures and not self._bits_alone else None,
             fingerprint_M=np.array(self._fingerprint_M, dtype=np.uint64) if self._fingerprints else None,
             exponents_ME=np.stack(self._exponents_M) if self._exponents_M else None,
             arrivals=arrivals,
@@ -249,7 +259,8 @@ class StepBuffer:
         except RuntimeError:
             return None  # made in inference mode
         address, changes = self._storage_of(x)
-        if x.is_contiguous():  # as nearly all are: the number of elements stands for shape and strides
+        # as nearly all are: the number of elements stands for shape and strides; another order of all has the same bits
+        if x.is_contiguous() or (self._bits_alone and not _has_overlap(x)):
             return (address, changes, version, x.storage_offset(), x.numel(), x.dtype, mesh)
         return (address, changes, version, x.storage_offset(), x.shape, x.stride(), x.dtype, mesh)
 
@@ -272,6 +283,9 @@ class StepBuffer:
         """Measure a value for the row that is next. ``whole`` says of what it is a shard."""
         index = len(self._measured)
         self._measured.append(len(self._rows))
+        if self._bits_alone and self._on_host(x):
+            self._fingerprint_M.append(digest_of_memory(x))
+            return
         if index == len(self._stats_MS):
             self._stats_MS = np.concatenate([self._stats_MS, np.empty_like(self._stats_MS)])
         if not self._on_host(x):
@@ -288,8 +302,11 @@ class StepBuffer:
         return x.is_cpu
 
     def _measure_on_device(self, index: int, x: Tensor, whole: Mapping[str, Any]) -> None:
-        stats_S, fingerprint = stats_and_fingerprint(x, fingerprint=self._fingerprints, whole=whole)
-        numbers = {"stats": stats_S}
+        numbers: dict[str, Tensor] = {}
+        if self._bits_alone:
+            fingerprint: Tensor | None = fingerprint_on_device(x, **whole)
+        else:
+            numbers["stats"], fingerprint = stats_and_fingerprint(x, fingerprint=self._fingerprints, whole=whole)
         if fingerprint is not None:
             numbers["fingerprint"] = fingerprint
             self._fingerprint_M.append(0)

@@ -32,6 +32,12 @@ SILENT = frozenset(
 )
 """Functions that compute no tensor and are not recorded, to save time; every other function is recorded."""
 
+LEAVING = frozenset({"item", "tolist", "numpy", *(f"__{name}__" for name in ("bool", "float", "int", "index"))})
+"""Functions of those by which a value leaves torch: all that a script decides is decided by them."""
+
+_LOADING = "torch.utils.data"
+"""Callers that draw, order and collate samples."""
+
 _PLUMBING = (
     *("torch.distributed.", "torch.nn.parallel.", "torch.utils.", "torch.random", "torch.autograd."),
     *("torch._dynamo", "torch._inductor", *OWN_MODULES),
@@ -73,7 +79,7 @@ class Function:
 
     __slots__ = ("api", "cuts", "flags", "name", "uninitialised")
 
-    def __init__(self, func: Callable[..., Any]) -> None:
+    def __init__(self, func: Callable[..., Any], *, shown: frozenset[str] = frozenset()) -> None:
         plain = _is_torchs(func) or type(func) is _FUNCTION
         name, module = (
             (getattr(func, "__name__", ""), getattr(func, "__module__", "")) if plain else ("", type(func).__module__)
@@ -82,7 +88,7 @@ class Function:
         namespace = ""
         if type(func) in _OPERATORS:
             namespace, name = str(func).split(".")[:2]
-        hidden = name in SILENT or name.startswith(("_record_function", "_set_grad", "is_"))
+        hidden = (name in SILENT and name not in shown) or name.startswith(("_record_function", "_set_grad", "is_"))
         name = name.strip("_") + "_" * (name.endswith("_") and not name.endswith("__"))
         self.name = "" if hidden or namespace == "_c10d_functional" else name
         self.api = ((resolve_name(func) if plain else None) or f"{module}.{name}") if self.name else ""
@@ -131,6 +137,8 @@ class FunctionCalls(TorchFunctionMode):
 
     def __init__(self, record: MethodType) -> None:
         super().__init__()
+        self.sees_all = False
+        """Whether it also sees what loads data, and values that leave torch."""
         self._record = weakref.WeakMethod(record)
         self._functions: dict[Any, Function] = {}
 
@@ -149,7 +157,8 @@ class FunctionCalls(TorchFunctionMode):
             if _is_torchs(func):
                 function = self._functions.get(func)
                 if function is None:
-                    function = self._functions[func] = Function(func)
+                    shown = LEAVING if self.sees_all else frozenset[str]()
+                    function = self._functions[func] = Function(func, shown=shown)
             else:
                 func = _replaced(func, asking)
                 function = Function(func)
@@ -162,7 +171,8 @@ class FunctionCalls(TorchFunctionMode):
             return call_as(caller, func, args, kwargs)
         while (name := frame.f_globals.get("__name__", "")) in _DEFINING_MODULES and frame.f_back is not None:
             frame = frame.f_back
-        record = None if name.startswith(_PLUMBING) else self._record()
+        is_plumbing = name.startswith(_PLUMBING) and not (self.sees_all and name.startswith(_LOADING))
+        record = None if is_plumbing else self._record()
         if record is None:
             return call_as(caller, func, args, kwargs)
         return record(function, lambda: call_as(caller, func, args, kwargs), args, kwargs, frame)

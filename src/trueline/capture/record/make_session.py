@@ -98,4 +98,10 @@ def make_session(
         return Idle()
     from trueline.capture.record.session import Session
 
+    if plan.bits_alone:
+        from trueline.capture.record.early import taken
+
+        early = taken(model, write=write, failed=failed, notes=notes, spend=spend)
+        if early is not None:
+            return early
     return Session(model, plan=plan, write=write, failed=failed, notes=notes, spend=spend)

@@ -29,6 +29,13 @@ TOO_MANY = (
     f"more than {MAX_AHEAD * MAX_DROPS:,} calls were made before the forward pass: none of those before it is recorded."
 )
 
+MAX_KEPT = 65_536
+"""Calls before a pass that are kept where all are asked for; then no more, as the first that differs is looked for."""
+
+TOO_MANY_KEPT = (
+    f"more than {MAX_KEPT:,} calls were made before the forward pass: those between them and the pass are not recorded."
+)
+
 _ASIDE = ("torch.optim.", "torch.serialization", "torch.amp.", "torch.nn.modules.module", "torch.nn.init")
 """Callers that load, save, reset and update: none of it prepares a batch."""
 
@@ -49,10 +56,12 @@ class _Outside:
 
 
 class Preparation:
-    """The calls of a step that are outside of its passes. ``address`` is that of a tensor's storage."""
+    """The calls of a step that are outside of its passes. ``address`` is that of a tensor's storage; ``keeps_all`` of
+    them, and not only those that prepare a pass.
+    """
 
-    def __init__(self, address: Callable[[Tensor], int | None]) -> None:
-        self._address = address
+    def __init__(self, address: Callable[[Tensor], int | None], *, keeps_all: bool = False) -> None:
+        self._address, self._keeps_all = address, keeps_all
         self.begin()
 
     def begin(self) -> None:
@@ -91,7 +100,7 @@ class Preparation:
 
     def takes(self, call: Call, slots: Slots) -> None:
         """Note the inputs of a call, but for parameters, which no batch is made of."""
-        if not self._outside:
+        if self._keeps_all or not self._outside:
             return  # nothing before this pass whose results it may use
         outside = self._outside.get(call)
         addresses = self._addresses_used[self._now] if outside is None or outside.before is None else outside.takes
@@ -99,7 +108,7 @@ class Preparation:
 
     def gives(self, call: Call, slots: Slots) -> None:
         """Note the outputs of a call, and what it writes to."""
-        outside = self._outside.get(call)
+        outside = None if self._keeps_all else self._outside.get(call)
         if outside is not None and outside.before is not None:
             outside.gives.update(self._addresses(slots))
 
@@ -110,7 +119,7 @@ class Preparation:
 
     def overflow(self) -> dict[Call, None]:
         """The calls that are dropped now because there are too many before the first pass."""
-        if self._ahead < MAX_AHEAD:
+        if self._ahead < MAX_AHEAD or self._keeps_all:
             return {}
         self._ahead = 0
         self._drops += 1
@@ -122,12 +131,15 @@ class Preparation:
     @property
     def gives_up(self) -> bool:
         """True if too many calls came before the first pass."""
+        if self._keeps_all:
+            return self._ahead >= MAX_KEPT
         return self._drops >= MAX_DROPS
 
-    def settled(self, calls: Calls, *, keeps_all: bool) -> dict[Call, Call | None]:
+    def settled(self, calls: Calls) -> dict[Call, Call | None]:
         """By call the one with its final number, or None where it is dropped. Calls between two passes stay,
-        in phase grad where they prepare none. ``keeps_all``: no pass was seen, so all may be what is to be recorded.
+        in phase grad where they prepare none. Where no pass was seen all may be what is to be recorded.
         """
+        keeps_all = self._keeps_all or not self.has_passes
         reaching = {id(outside) for outside in self._reaching()}
         final: dict[Call, Call | None] = {}
         for outside in self._outside.values():

@@ -27,7 +27,8 @@ from trueline.capture.record.compiled import CompiledCalls, name_of, owner_of, p
 from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_note
 from trueline.capture.record.guard import Guard, counted, guarded
 from trueline.capture.record.hooks import CallSlots, GradientHooks, ModuleCalls
-from trueline.capture.record.preparation import TOO_MANY, Preparation, is_aside
+from trueline.capture.record.outside import OutsideCalls
+from trueline.capture.record.preparation import TOO_MANY, TOO_MANY_KEPT, Preparation, is_aside
 from trueline.capture.record.stacks import Stacks, frame_of_update
 from trueline.capture.record.updates import ParamUpdates
 from trueline.capture.record.values import split_complete
@@ -81,10 +82,11 @@ class Session:
         self._stacks = Stacks()
         self._described = arguments.Described()
         self._calls = Calls()
-        self._preparation = Preparation(self._buffer.address_of)
+        self._preparation = Preparation(self._buffer.address_of, keeps_all=plan.bits_alone)
         self._mode = FunctionCalls(self._function)
-        self._modules = ModuleCalls(model, enter=self._enter, leave=self._leave)
-        self._collectives = Collectives(model, begin=self._begin_collective, end=self._see_sent, session=self)
+        self._mode.sees_all = plan.bits_alone
+        self._from_outside = OutsideCalls(self._function)
+        self._follow_model(model)
         self._backward = BackwardCalls(self._mode, ended=self._after_backward, compiles=self._before_compiled)
         self._compiled = CompiledCalls(enter=self._enter_compiled, leave=self._leave_compiled, session=self)
         self._gradients = GradientHooks(self._gradient)
@@ -93,7 +95,36 @@ class Session:
         self._running: list[_Running] = []
         self._update: tuple[FrameType, int] | None = None
         self._quiet = self._taken_off = 0
-        self._trains = self._updated = self._open = self._pads = False
+        self._trains = self._updated = self._open = self._pads = self._is_early = False
+        self._error: Exception | None = None
+
+    def _follow_model(self, model: nn.Module) -> None:
+        self._modules = ModuleCalls(model, enter=self._enter, leave=self._leave)
+        self._collectives = Collectives(model, begin=self._begin_collective, end=self._see_sent, session=self)
+
+    def begin_early(self) -> None:
+        """Record calls from now on, before the model that trains is known; see ``take``."""
+        self.open_step(0)
+        self._is_early = self._open
+
+    def take(
+        self,
+        model: nn.Module,
+        *,
+        write: Callable[[Record], None],
+        failed: Callable[[Exception], None],
+        notes: list[str],
+        spend: Callable[[float], None],
+    ) -> None:
+        """Go on with ``model``, which is about to run; what was recorded since ``begin_early`` is of its first step."""
+        notes += self.notes
+        self.notes, self._write, self._failed, self._spend = notes, write, failed, spend
+        self._buffer.write_to(write)
+        self._model = model
+        self._collectives.detach()
+        self._follow_model(model)
+        if self._error is not None:
+            failed(self._error)
 
     def follow(self, plan: Plan | None) -> None:
         """Record by ``plan`` from the next step on, or with None nothing; between two steps only."""
@@ -103,7 +134,7 @@ class Session:
         self._plan = plan
         self._monitors = plan.preset == "monitor"
         self._modules_too = plan.preset in ("modules", "mix", "monitor")
-        self._functions_too = plan.preset in ("ops", "mix")
+        self._functions_too = plan.preset in ("ops", "mix", "bits")
         self._selection = Selection(plan)
         self._buffer.follow(plan)
         self._follow_ring(plan.ring)
@@ -129,6 +160,11 @@ class Session:
     def open_step(self, step: int, *, sampled: bool = True) -> None:
         """Begin to record ``step``, if the Plan asks for it."""
         self.drain()
+        if self._is_early:
+            self._is_early = False
+            with Guard(self):
+                self._join_step(step)
+            return
         if self._open or not self.wants(step, sampled=sampled):
             return
         self._open = True
@@ -148,10 +184,24 @@ class Session:
             if "bwd" in self._selection.phases:
                 self._watch_parameters()
             self._compiled.attach()
+            if self._plan.bits_alone:
+                self._from_outside.attach()
             for name in self._modules.compiled:
                 self._note(note_of_compiled(name))
             if not foreign_note():
                 self._push()
+
+    def _join_step(self, step: int) -> None:
+        """Put on the hooks of the model that are missing: ``step`` has begun before it was known."""
+        self._buffer.step = step
+        self._root = unwrap(self._model)
+        self._modules.attach()
+        if "comm" in self._selection.phases:
+            self._collectives.attach()
+        if "bwd" in self._selection.phases:
+            self._watch_parameters()
+        for name in self._modules.compiled:
+            self._note(note_of_compiled(name))
 
     @counted
     def begin_update(self, optimizer: Optimizer | None = None, *, gradients_ready: bool = True) -> None:
@@ -318,6 +368,8 @@ class Session:
         """
         if self._quiet or not self._preparation.is_first:
             return bool(self._quiet) or (self._pads and self._phase == "opt")
+        if self._plan.bits_alone:
+            return self._preparation.gives_up
         return self._preparation.gives_up or (self._trains and not self._root.training)
 
     def _enter_compiled(
@@ -387,7 +439,8 @@ class Session:
         """
         module, phase = self._running[-1].name if self._running else self._scope, self._phase_now()
         name = f"{module}.{function.name}" if module else function.name
-        if self._preparation.is_first and not self._running and (phase == "bwd" or is_aside(frame)):
+        is_ahead = self._preparation.is_first and not self._running and not self._plan.bits_alone
+        if is_ahead and (phase == "bwd" or is_aside(frame)):
             return None
         if not self._selection.enters(phase, name):
             return None
@@ -432,13 +485,15 @@ class Session:
         else:
             call = self._calls.next(phase, name, kind, api, module, stack, flag)
         self._preparation.add(call, loose=loose)
+        if loose and self._plan.bits_alone and self._preparation.gives_up:
+            self._note(TOO_MANY_KEPT)
         return call
 
     def _see(self, call: Call, slots: arguments.Slots, note: str | None = None) -> None:
         phases = self._selection.phases
         if call.phase in phases:
             self._buffer.see(call, slots, note=note)
-        if "bwd" in phases and torch.is_grad_enabled():
+        if "bwd" in phases and torch.is_grad_enabled() and not self._is_early:
             for slot, x in slots:
                 if x.requires_grad:
                     self._gradients.watch(x, call, slot)
@@ -507,7 +562,7 @@ class Session:
 
     def _settle(self) -> None:
         """Drop what prepared no pass, and number the calls outside of all modules."""
-        final = self._preparation.settled(self._calls, keeps_all=not self._preparation.has_passes)
+        final = self._preparation.settled(self._calls)
         self._buffer.settle(final)
 
     def _note(self, note: str) -> None:
@@ -525,11 +580,12 @@ class Session:
         self._modules.detach()
         self._collectives.detach()
         self._compiled.detach()
+        self._from_outside.detach()
         self._gradients.detach()
 
     def fail(self, error: Exception) -> None:
         """Stop recording after an exception of Trueline's."""
-        self._broken = True
+        self._broken, self._is_early, self._error = True, False, error
         self._unhook()
         self._buffer.begin(self._buffer.step)
         self._failed(error)

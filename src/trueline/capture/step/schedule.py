@@ -75,7 +75,7 @@ class Schedule:
         self._plan = plan
         self.first = max(plan.steps[0], first)
         """The first step that is watched."""
-        self.interval = plan.every or 1
+        self.interval = _fixed(plan) or 1
         self._dense_since = self.first
         self._looks_left = LOOKS_AGAIN
         self._next = self.first
@@ -93,7 +93,7 @@ class Schedule:
         ranks may have read different many of its sums; an interval by budget stays until the next decision.
         """
         self._plan = plan.model_copy(update={"steps": self._plan.steps})
-        self.interval = plan.every or self.interval
+        self.interval = _fixed(plan) or self.interval
         self._next, self._followed_from = max(step, self.first), step
         self._changes, self._plain, self._sampled, self._times = [], [], [], []
         self._total_s = 0.0
@@ -122,8 +122,9 @@ class Schedule:
         is dated to an eighth of its age, and no date is vaguer than ``params_every``.
         """
         age = step - self._dense_since
-        gap = 1 if age < DIGESTED_FIRST else 1 << (age // 8).bit_length() - 1
         rarest = self._plan.params_every
+        gap = 1 if age < DIGESTED_FIRST else 1 << (age // 8).bit_length() - 1
+        gap = rarest if self._plan.bits_alone else gap  # those have them at every step
         due = (gap < rarest and age % gap == 0) or (step - self._plan.steps[0]) % rarest == 0
         return self.watches(step) and due
 
@@ -144,7 +145,7 @@ class Schedule:
 
     def counts(self, step: int) -> bool:
         """True if the interval depends on the sum of ``step``: not where a later Plan is in force."""
-        return self._plan.every is None and step >= self._followed_from
+        return _fixed(self._plan) is None and step >= self._followed_from
 
     def spent(self, *, plain_s: float, sampled_s: float, step_s: float) -> None:
         """Take the time that watching used in the latest plain and sampled step (0: none yet), of the worst
@@ -162,7 +163,7 @@ class Schedule:
 
         None where the Plan fixes it. Must be called for the same steps, with the same history, on all ranks.
         """
-        if self._plan.every is not None:
+        if _fixed(self._plan) is not None:
             return None
         step_s = statistics.median(self._times) if self._times else 0.0
         spread = step - self.first >= DENSE and step_s >= SHORT_S
@@ -176,6 +177,11 @@ class Schedule:
         next_interval = min(by_budget, EARLY_INTERVAL) if holds_from < self.first + EARLY_STEPS else by_budget
         self._changes.append((holds_from, next_interval))
         return Decision(next_interval, by_budget, floor=room <= 0)
+
+
+def _fixed(plan: Plan) -> int | None:
+    """The interval that a Plan fixes: of one that takes bits alone the longest, so that little else is taken."""
+    return MAX_INTERVAL if plan.bits_alone else plan.every
 
 
 class Recheck:

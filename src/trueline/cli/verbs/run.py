@@ -25,7 +25,7 @@ def command(
     out: Annotated[str, typer.Option(help="Directory of the Run; must be new, except with --resume.")] = LATEST,
     plan: Annotated[
         str | None,
-        typer.Option(help="A preset (workers, laws, audit, modules, ops, mix, monitor), or a TOML or JSON file."),
+        typer.Option(help="A preset (workers, laws, audit, modules, ops, mix, bits, monitor), or a TOML or JSON file."),
     ] = None,
     changes: Annotated[
         list[str] | None,

@@ -14,6 +14,9 @@ from trueline.schema.text.secrets import redacted, redacted_notes, redacted_word
 SCHEMA_VERSION = 1
 """Raised by one whenever a file of a Run changes meaning; `store/migrate.py` then reads the older ones."""
 
+BITS = "bits"
+"""The kind of the fingerprints of preset ``bits``: of what lies on one rank, not of the whole that it is part of."""
+
 _COMPILED = " is compiled: what runs inside it is not seen"
 _INTERVAL = "gradients are sampled every "
 """Parts of the notes of a Manifest that ``note_of_compiled`` and ``with_interval`` make; they are read here only."""
@@ -108,8 +111,8 @@ class Manifest(BaseModel):
     )
     fingerprint: str = Field(
         default="trueline",
-        description="how the fingerprints of records were made (trueline, msprobe-crc32, msprobe-xor): those of two "
-        "Runs say something about each other only where it is the same",
+        description="how the fingerprints of records were made (trueline, bits, msprobe-crc32, msprobe-xor): those of "
+        "two Runs say something about each other only where it is the same",
     )
     attempts: list[Attempt] = Field(default_factory=list[Attempt], description="the starts of the job, in order")
     job: str = Field(default="", description="the same in all files of the job, whatever disk they are on")

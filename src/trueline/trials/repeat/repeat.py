@@ -1,6 +1,6 @@
 """Which operation does not repeat itself, bit for bit, when the job is run again with the same seeds.
 
-The rule, fixed before the first run: the job is run once, its first steps recorded with fingerprints of every value,
+The rule, fixed before the first run: the job is run once, the bits of its first steps recorded (preset ``bits``),
 and then ``again`` so many times. Of each repeat the first value, in the order of execution, whose bits differ is looked
 at. Where it is what a call returned (in the backward pass: a gradient that it made) and all tensors that the call was
 given are the same, that call does not repeat itself. Where it is what a call was given, it came from between two
@@ -32,23 +32,16 @@ QUESTION = "Do the first steps repeat themselves bit for bit, and which operatio
 _AFTER = 3
 """Updates after the last step that is recorded at which a run ends."""
 
-_SIZES = {
-    "within": "as much as another order of the same sums explains",
-    "beyond": "by more than rounding explains",
-    "propagated": "by more than rounding explains",
-    "not-comparable": "by something that rounding has no part in, such as another choice or order",
-}
-_ADVICE = {
-    "within": (
-        "Sums that are added in another order each time (atomics, threads): torch.use_deterministic_algorithms(True) "
-        "takes a form that repeats itself, or raises where there is none.",
-    ),
-    "other": (
-        "Look for random numbers that no seed reaches (time, numpy.random.default_rng(), os.urandom, another process); "
-        "on a GPU draw them on the CPU.",
-        "Memory that is read before it is written differs so, too: trueline trial sync.",
-    ),
-}
+_ADVICE = (
+    "Look for random numbers that no seed reaches (time, numpy.random.default_rng(), os.urandom, another process); "
+    "on a GPU draw them on the CPU.",
+    "Memory that is read before it is written differs so, too: trueline trial sync.",
+)
+_ADVICE_ON_CALL = (
+    "Sums that are added in another order each time (atomics, threads): torch.use_deterministic_algorithms(True) "
+    "takes a form that repeats itself, or raises where there is none.",
+    *_ADVICE,
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ class RepeatedJob:
     def __call__(self, way: Way, run_folder: Path) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
         run_path = (run_folder / "run").absolute()
-        plan = {"preset": "mix", "depth": "fingerprint", "steps": [0, self.steps]}
+        plan = {"preset": "bits", "steps": [0, self.steps]}
         changes = {"updates": self.steps + _AFTER, "seed": self.seed}
         _, why = run_watched(self.job, run_path, plan=plan, changes=changes)
         if why:
@@ -77,7 +70,7 @@ class RepeatedJob:
         part = first_differing_value(rows)
         if part is None:
             return Outcome(False)
-        return Outcome(True, part.api, part.measured, (part.site, part.role, part.judgement))
+        return Outcome(True, part.api, None, (part.site, part.role))
 
 
 @dataclass
@@ -106,22 +99,20 @@ class RepeatTrial:
         return self._call_answer(differing[0], len(differing), counts.runs)
 
     def _call_answer(self, entry: dict[str, object], num: int, num_repeats: int) -> TrialAnswer:
-        site, role, judgement = (str(code) for code in entry["codes"])  # type: ignore[union-attr]
+        site, role = (str(code) for code in entry["codes"])  # type: ignore[union-attr]
         api = str(entry["why"]) or "a call"
-        size = _SIZES.get(judgement, "")
         often = f"in {num} of {num_repeats} repeats"
         # nothing recorded made the difference, so that no call may be blamed
         if role == "given":
-            says = f"What {api} is given at {site} differs {often}, {size}, and no recorded call before it made that: "
+            says = f"What {api} is given at {site} differs {often}, and no recorded call before it made that: "
             says += "it came from between two recorded calls, so no operation is named."
-            return self._answered("confirmed", [says], _ADVICE["other"], (f"before {site}",))
-        says = f"{api} at {site} makes something else of the same tensors {often}, {size}: it does not repeat itself, "
+            return self._answered("confirmed", [says], _ADVICE, (f"before {site}",))
+        says = f"{api} at {site} makes something else of the same tensors {often}: it does not repeat itself, "
         says += (
             "or is given another argument that is no tensor (a number, an index), or its inputs were written to past "
         )
         says += "torch, which are not seen."
-        then = _ADVICE["within" if judgement == "within" else "other"]
-        return self._answered("confirmed", [says], then, (f"{api} at {site}",))
+        return self._answered("confirmed", [says], _ADVICE_ON_CALL, (f"{api} at {site}",))
 
     def _answered(
         self, answer: Answer, says: Sequence[str], then: Sequence[str], credible: Sequence[str] = ()
@@ -143,5 +134,5 @@ def prepare(asked: Asked, *, again: int = 3, in_place: bool = False) -> Prepared
         return Prepared(InPlaceTrial(runs, again + 1), [line], "1", runs)
     job = RepeatedJob(asked.plain_job, asked.folder, steps, asked.seed)
     runs = asked.runs_of(job, again + 1, steps=steps)
-    line = f"Each run: {words}, steps 0 to {steps - 1} recorded with fingerprints."
+    line = f"Each run: {words}, the bits of steps 0 to {steps - 1} recorded."
     return Prepared(RepeatTrial(runs, again), [line], str(again + 1), runs)

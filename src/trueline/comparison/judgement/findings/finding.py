@@ -16,6 +16,8 @@ FIRST_DIVERGENCE = "first-divergence"
 
 COMPARE_LINES = "Compare the code of both runs at these lines."
 
+SEED_ALIKE = "Seed both runs equally, with trueline.seed_all(1234), and draw as often before this call in both."
+
 _SIGN_TOLERANCE = 0.05
 """Distance from -1 up to which a factor is called a change of sign."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from trueline.comparison.judgement.cause import Cause, cause_of, differing_arguments, in_words
 from trueline.comparison.judgement.findings.finding import (
     FIRST_DIVERGENCE,
+    SEED_ALIKE,
     difference_text,
     finding_on,
     is_by_checksum,
@@ -19,7 +20,7 @@ from trueline.comparison.judgement.values.argument_differences import shown_argu
 from trueline.schema.finding import Finding
 
 _ADVICE = {
-    "random": "Seed both runs equally, with trueline.seed_all(1234), and draw as often before this call in both.",
+    "random": SEED_ALIKE,
     "parameters": "Load the same checkpoint into both runs, then compare again.",
     "arguments": "Make the arguments the same, then compare again.",
     "user": "Make the arguments the same, then compare again.",

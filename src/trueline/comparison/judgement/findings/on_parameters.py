@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
-from trueline.comparison.judgement.findings.finding import difference_text, finding_on
+from trueline.comparison.judgement.cause import cause_of, in_words
+from trueline.comparison.judgement.findings.finding import SEED_ALIKE, difference_text, finding_on
 from trueline.comparison.judgement.step import Step, StepRow
 from trueline.comparison.op_names import function_of
 from trueline.judge.recorded.step_values import Value
@@ -21,7 +22,7 @@ BUFFERS = {
 
 _BEFORE_MODEL = (
     "If the script computes this value before the model, call trueline.watch in the script before its loop: under "
-    "trueline run, calls before the very first forward pass are not recorded."
+    "trueline run, calls before the very first forward pass are recorded with `--plan bits` alone."
 )
 
 
@@ -37,6 +38,8 @@ def input_differs(differing: Sequence[StepRow]) -> Finding:
 
 def _data_differs(first: StepRow) -> Finding:
     value = first.value
+    if value.kind == "op" and value.returned:
+        return _made_of_no_tensor(first)
     claim = (
         f"The value {value.site}, which no recorded call computed, differs from the reference "
         f"{difference_text(first.row)}."
@@ -51,6 +54,23 @@ def _data_differs(first: StepRow) -> Finding:
     )
     watch = () if script_recorded or value.kind != "module" else (_BEFORE_MODEL,)
     return finding_on("input-differs", "error", claim, [first], advice=(f"{compare}.", *watch, first.command))
+
+
+def _made_of_no_tensor(first: StepRow) -> Finding:
+    """The finding on what a call returned that took no tensor: random numbers, or what torch does not see."""
+    cause = cause_of(*first)
+    begin = f"The first value that differs is what {first.call_text} makes, from no tensor, at {first.site}"
+    if cause.reason == "random":
+        why, advice = in_words(cause), SEED_ALIKE
+    elif cause.reason == "arguments":
+        why, advice = f"its arguments differ: {cause.different}.", "Make the arguments the same, then compare again."
+    else:
+        why = "what it is made of is no tensor of torch, and was not recorded."
+        advice = "Compare what this line reads in both runs: a file, an array, another library's random numbers."
+    claim = f"{begin}: {difference_text(first.row)}; {why}"
+    return finding_on(
+        "input-differs", "error", claim, [first], evidence={"where": first.frame}, advice=(advice, first.command)
+    )
 
 
 def _buffer_differs(first: StepRow) -> Finding:
