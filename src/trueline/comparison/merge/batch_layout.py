@@ -29,7 +29,7 @@ def interleaved(entries: Sequence[Gathered], layouts: Mapping[int, MergeLayout])
     for index, entry in enumerate(entries):
         value, layout = entry.first, layouts.get(index)
         executed = value.site.phase in _EXECUTED
-        if layout is not None and layout.batch.how == "split":
+        if layout is not None and layout.batch.is_of_batch:
             shape = share_shape(entry, layout)
             turns = _share_turns(
                 shape, layout.batch.dim, _source_turns(value, turns_by_root, roots_by_call, turns_by_site)

@@ -95,7 +95,7 @@ class Parts:
     @property
     def dims(self) -> dict[int, int]:
         """Dim along which the shares of a batch lie side by side, by the index of the value."""
-        return {index: layout.batch.dim for index, layout in self.layout.items() if layout.batch.how == "split"}
+        return {index: layout.batch.dim for index, layout in self.layout.items() if layout.batch.is_of_batch}
 
     def shapes(self, value: Value) -> frozenset[Shape]:
         """Possible shapes of the whole of one of ``values``."""

@@ -34,13 +34,20 @@ class PartLayout:
     """Layout of parts that become one value of ``shape``, cut along ``dim``.
 
     Each part has ``runs`` runs there that alternate with those of the other parts: as many as the dims before have
-    elements, or more (see ``batch_layout``).
+    elements, or more (see ``batch_layout``). ``picked`` are the indices of the shares that lie side by side, where
+    others are their copies; () for all.
     """
 
     how: How
     shape: Shape
     dim: int = 0
     runs: int = 1
+    picked: tuple[int, ...] = ()
+
+    @property
+    def is_of_batch(self) -> bool:
+        """True if the parts are shares of a batch, side by side, and not pieces of a parameter."""
+        return self.how == "split" and not self.picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +173,31 @@ def _joined_shape(shapes: Sequence[Shape], dim: int) -> Shape | None:
     return (*first[:dim], sum(shape[dim] for shape in shapes), *first[dim + 1 :])
 
 
+def _cut_layouts(shares: Sequence[Sequence[Part]], wholes: Sequence[Shape]) -> list[PartLayout]:
+    """Layouts of parameters that ranks hold in pieces which nothing recorded says, as of tensor parallelism by hand:
+    in as many pieces as divide the ranks, those first of which all other ranks have copies.
+    """
+    num_shares = len(shares)
+    fits: list[PartLayout] = []
+    rest: list[PartLayout] = []
+    for num_pieces in (number for number in range(2, num_shares + 1) if num_shares % number == 0):
+        # neighbours hold the pieces of one model, or else the copies of one piece
+        for owners in (
+            [i % num_pieces for i in range(num_shares)],
+            [i * num_pieces // num_shares for i in range(num_shares)],
+        ):
+            picked = tuple(owners.index(piece) for piece in range(num_pieces))
+            are_copies = all(
+                same_value([share[0].value.stats, shares[picked[owner]][0].value.stats])
+                for share, owner in zip(shares, owners, strict=True)
+            )
+            for dim in range(len(wholes[0])):
+                whole = _joined_shape([wholes[index] for index in picked], dim)
+                if whole is not None:
+                    (fits if are_copies else rest).append(PartLayout("split", whole, dim, picked=picked))
+    return [*fits, *rest]
+
+
 _WHOLE_NUMBERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 
 
@@ -173,8 +205,10 @@ def _batch_layouts(
     gathering: Gathering, entry: Gathered, shares: Sequence[Sequence[Part]], wholes: Sequence[Shape]
 ) -> list[PartLayout]:
     shape, phase = wholes[0], entry.first.site.phase
-    if len(wholes) == 1 or phase not in OF_BATCH:
+    if len(wholes) == 1:
         return [PartLayout("same", shape)]
+    if phase not in OF_BATCH:
+        return [PartLayout("same", shape), *_cut_layouts(shares, wholes)]
     cuts = [
         PartLayout("split", whole, dim)
         for dim in range(len(shape))
@@ -283,7 +317,8 @@ def _merge_batch(
     if len(wholes) == 1 and layout.how == "same":
         return _scale_whole(wholes[0], scale)
     if layout.how == "split":
-        return _scale_whole(_join_shares(wholes, layout, gathering), scale)
+        pieces = [wholes[index] for index in layout.picked] if layout.picked else wholes
+        return _scale_whole(_join_shares(pieces, layout, gathering), scale)
     if layout.how == "same":
         return _merge_replicas(entry, wholes)
     if layout.how == "own":
