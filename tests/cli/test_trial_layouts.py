@@ -14,8 +14,8 @@ def layouts(python, alike, tmp_path, monkeypatch, capsys):
     """The command line, with an arm for each layout; the first has one rank."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*words, options=("--json",)):
-        arms = [f"{word.replace(' ', '_')}={python} {JOB} {word} --steps 5" for word in ("single", *words)]
+    def call(*words, ref="single", options=("--json",)):
+        arms = [f"{word.replace(' ', '_')}={python} {JOB} {word} --steps 5" for word in (ref, *words)]
         options = ("--steps", "4", *options, *(part for arm in arms for part in ("--arm", arm)))
         code, out, err = in_process.trueline(monkeypatch, capsys, "trial", "layouts", *options)
         return code, json.loads(out) if out.startswith("{") else out, err
@@ -28,7 +28,7 @@ def test_layouts_that_compute_the_same_agree(layouts):
     assert (code, found["answer"], found["credible"]) == (0, "excluded", []), found
     lines = [line for line in found["says"] if " agrees with single: the largest of " in line]
     assert len(lines) == 3
-    assert all("Losses differ by" in line for line in lines)
+    assert all(" The loss is apart by " in line for line in lines)
 
 
 def test_the_first_place_of_each_arm_is_named(layouts):
@@ -43,7 +43,18 @@ def test_the_first_place_of_each_arm_is_named(layouts):
     assert places == ["forward: the loss", "forward: blocks.0.attention.out", "backward: head.weight"]
     assert [finding["code"] for finding in found["findings"]] == ["layouts-differ"] * 3
     assert found["next"][0].startswith("trueline compare ")
-    assert any(line.startswith("Each of them is ") for line in found["says"])
+    assert any(line.startswith("Each is ") for line in found["says"])
+
+
+def test_layouts_in_which_ranks_hold_pieces_of_one_model_are_put_together(layouts):
+    arms = ("tp --ranks 2", "pp --ranks 2", "sp --ranks 2 --fault norm-not-reduced")
+    code, found, _ = layouts(*arms, ref="single --no-experts")
+    assert (code, found["answer"]) == (0, "confirmed"), found
+    assert [text.partition(": ")[2] for text in found["credible"]] == ["backward: norm.bias"]
+    says = " ".join(found["says"])
+    assert says.count(" agrees with single_--no-experts: the largest of ") == 2
+    assert "Ranks do not take the same gradient (replicas differ: rank 1 (shown) from rank 0)" in says
+    assert "Not compared" not in says
 
 
 def test_arms_of_another_job_are_no_arms(layouts):

@@ -1,6 +1,7 @@
 """The rule of `trial layouts`: what differs by more than rounding makes of it, and what comes first."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ class Arm:
     """What an arm left, made up."""
 
     def __init__(self, losses, samples=(1, 2, 3)):
-        self.losses, self.steps = losses, [0, 4]
+        self.losses, self.steps, self.has_loss = losses, [0, 4], True
         self._samples = frozenset(samples)
 
     def samples(self, step):
@@ -88,9 +89,35 @@ def test_a_loss_that_is_another_is_named_where_gradients_differ_too(judge):
     assert judge(healthy(), arm=arm).parting is None
 
 
+def test_a_loss_that_is_not_finite_is_named(judge):
+    arm = Arm({step: loss for step, loss in REF.losses.items() if step})
+    verdict = judge(healthy(gradient_b=math.inf), arm=arm)
+    assert verdict.parting.where == "forward: the loss"
+    assert verdict.parting.says[0].startswith("the loss is nan and not 2, and gradients differ too")
+
+
+def test_gradients_that_are_scaled_are_no_suspects_beside_others(judge):
+    first, last = difference("gradient", "a.weight", 0.5, 4), difference("gradient", "b.weight", 0.1, 5, is_scaled=True)
+    others = [value for value in healthy().differences if value.kind != "gradient"]
+    verdict = judge(MeasuredStep([*others, first, last]))
+    assert verdict.parting.where == "backward: a.weight"
+    assert "(1 of 2; 1 more are scaled" in verdict.parting.says[0]
+    verdict = judge(MeasuredStep([*others, last, replace(first, is_scaled=True, ratio=1.5)]))
+    assert verdict.parting.says[1].startswith("Each rank has multiplied its own by another number")
+
+
+def test_a_loss_that_only_clipping_makes_equal_is_said(judge):
+    arm = Arm({step: 2 * loss for step, loss in REF.losses.items()})
+    raw = [difference("raw gradient", f"{name}.weight", 1.0, ratio=2.0) for name in "ab"]
+    verdict = judge(MeasuredStep([*healthy().differences, *raw]), arm=arm)
+    assert verdict.parting is None
+    assert verdict.losses.startswith("The loss is 2 times that of the reference, and so are gradients until")
+    assert judge(healthy(), arm=arm).losses.endswith("and no gradient is: it is shown otherwise.")
+
+
 def test_a_factor_that_all_gradients_share_is_said(judge):
     verdict = judge(healthy(gradient_a=0.5, gradient_b=0.5, ratio=0.5))
-    assert "Each of them is 0.5 times that of the reference" in verdict.parting.says[1]
+    assert "Each is 0.5 times that of the reference" in verdict.parting.says[1]
 
 
 def test_ranks_that_take_other_gradients_are_said(judge):

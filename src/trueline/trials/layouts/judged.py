@@ -11,10 +11,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trueline.comparison.judgement.history.loss_gap import LossGap, loss_gap_of
+from trueline.comparison.judgement.history.loss_gap import loss_gap_of
 from trueline.comparison.judgement.values.compared import LIMIT as LIMITS
 from trueline.comparison.judgement.values.compared import times_expected
-from trueline.schema.text.words import counted, named_some
+from trueline.schema.text.words import counted, listed, named_some
 from trueline.trials.layouts.measured import ArmRuns, Kind, MeasuredStep, NamedDifference, measure_step
 
 LIMIT = LIMITS["tensor"]
@@ -24,6 +24,10 @@ SAME_WEIGHT = 4.0
 ENOUGH = 1 / 3
 """Share of the gradients that must be compared, as of the values that ``compare`` needs for a verdict."""
 LOSS = "the loss"
+_LOSS_UNIT = 2.0**-23
+"""Of a loss that a run shows: two roundings of float32, as its own and that of an average."""
+_ALMOST = 1e-3
+"""Share of a difference that need not be a factor, for it to be called one."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +118,8 @@ def judged_arm(name: str, arm: ArmRuns, ref: ArmRuns, rounded: Sequence[ArmRuns]
         why = f"of {counted(num_wanted, 'gradient')} {len(gradients)} could be compared. {not_compared}".rstrip()
         return JudgedArm(name, unclear=why.rstrip("."))
     largest = _largest({first: begun, **later_steps}, floors)
-    gap = loss_gap_of(arm.losses, ref.losses, [run.losses for run in rounded])
-    return JudgedArm(name, largest=largest, losses=_losses(arm, ref, floors, gap), not_compared=not_compared)
+    losses = _losses(arm, ref, rounded, begun, floors)
+    return JudgedArm(name, largest=largest, losses=losses, not_compared=not_compared)
 
 
 def _other_job(arm: ArmRuns, ref: ArmRuns, begun: MeasuredStep, step: int) -> str:
@@ -142,19 +146,19 @@ def _apart_forward(begun: MeasuredStep, step: int, floors: Floors) -> Parting | 
     for output in begun.of_kind("output"):
         if (times := floors.times(step, output)) > LIMIT:
             what = f" ({output.module_class})" if output.module_class else ""
-            says = f"in the forward pass, module {output.name}{what} returns something else: {_by(output, times)}"
+            says = f"in the forward pass, module {output.name}{what} returns something else: it {_by(output, times)}"
             return Parting(f"forward: {output.name}", (says,), times, step)
     return None
 
 
 def _apart_in_loss(arm: ArmRuns, ref: ArmRuns, step: int, floors: Floors) -> Parting | None:
     loss, ref_loss = arm.losses.get(step), ref.losses.get(step)
-    if loss is None and ref_loss is not None and arm.losses:
+    if loss is None and arm.has_loss:
         loss = math.nan
     if loss is None or ref_loss is None:
         return None
     rel = _gap(loss, ref_loss)
-    times = times_expected(rel, max(floors.losses.get(step, 0.0), 2.0**-24))
+    times = times_expected(rel, max(floors.losses.get(step, 0.0), _LOSS_UNIT))
     if times <= LIMIT:
         return None
     says = (
@@ -170,28 +174,44 @@ def _apart_backward(begun: MeasuredStep, step: int, floors: Floors) -> Parting |
     beyond = [(times, gradient) for times, gradient in beyond if times > LIMIT]
     if not beyond:
         return None
+    # what is scaled follows from the norm of all gradients, or all are scaled
+    suspects = [pair for pair in beyond if not pair[1].is_scaled]
+    is_factor = not suspects
+    suspects = suspects or beyond
     # the last parameter of the forward pass has the first gradient of the backward pass
-    times, first = max(beyond, key=lambda pair: pair[1].position)
-    names = [gradient.name for _, gradient in reversed(beyond)]
+    times, first = max(suspects, key=lambda pair: pair[1].position)
+    names = [gradient.name for _, gradient in reversed(suspects)]
     what = f"the gradients of {named_some(names)} differ" if len(names) > 1 else f"the gradient of {names[0]} differs"
-    which = f" ({len(beyond)} of {len(gradients)})" if len(names) > 1 else ""
+    num_scaled = len(beyond) - len(suspects)
+    scaled = f"; {num_scaled} more are scaled, as by a norm that these are part of" if num_scaled else ""
+    which = f" ({len(names)} of {len(gradients)}{scaled})"
     says = f"the forward pass agrees, and {what} as the optimizer takes them{which}: {first.name} {_by(first, times)}"
-    return Parting(f"backward: {first.name}", (says, *_about_gradients([pair[1] for pair in beyond])), times, step)
+    about = _about_gradients([gradient for _, gradient in suspects], is_factor=is_factor)
+    return Parting(f"backward: {first.name}", (says, *about), times, step)
 
 
-def _about_gradients(gradients: Sequence[NamedDifference]) -> list[str]:
-    """What they have in common: a factor, or replicas that differ."""
-    says: list[str] = []
-    ratios = [gradient.ratio for gradient in gradients if gradient.ratio]
-    is_factor = all(
-        gradient.ratio and abs(abs(gradient.ratio - 1) - (gradient.rel or 0.0)) <= 1e-3 * (gradient.rel or 0.0)
-        for gradient in gradients
+def _factor(values: Sequence[NamedDifference]) -> float | None:
+    """The number of which all are a multiple, None where some are more than that."""
+    ratios = [value.ratio or math.inf for value in values]
+    are_multiples = all(
+        abs(abs(ratio - 1) - (value.rel or 0.0)) <= _ALMOST * (value.rel or 0.0)
+        for ratio, value in zip(ratios, values, strict=True)
     )
-    if is_factor and ratios and max(ratios) - min(ratios) <= 1e-3 * max(ratios):
+    if not ratios or not are_multiples or max(ratios) - min(ratios) > _ALMOST * max(ratios):
+        return None
+    return statistics.median(ratios)
+
+
+def _about_gradients(gradients: Sequence[NamedDifference], *, is_factor: bool) -> list[str]:
+    """What they have in common: a factor, one a rank, or replicas that differ."""
+    says: list[str] = []
+    if (factor := _factor(gradients)) is not None:
         says.append(
-            f"Each of them is {statistics.median(ratios):.4g} times that of the reference: an average or a sum over "
-            "another number of ranks or micro-batches, or another norm to clip by."
+            f"Each is {factor:.4g} times that of the reference: an average or a sum over another number of ranks or "
+            "micro-batches, or another norm to clip by."
         )
+    elif is_factor:
+        return ["Each rank has multiplied its own by another number, as by clipping to the norm of what it holds."]
     if note := next((gradient.replicas_differ for gradient in gradients if gradient.replicas_differ), ""):
         says.append(f"Ranks do not take the same gradient ({note}): they are not averaged over all of them.")
     return says
@@ -205,16 +225,16 @@ def _apart_later(later_step: MeasuredStep, step: int, floors: Floors) -> Parting
     times, worst = max(beyond, key=lambda pair: pair[0])
     says = (
         f"the first step agrees, and {counted(len(beyond), 'weight')} of {len(later_step.of_kind('weight'))} differ "
-        f"after {counted(step, 'update')}, {worst.name} the most: {_by(worst, times)}"
+        f"after {counted(step, 'update')}, {worst.name} the most: it {_by(worst, times)}"
     )
     return Parting(f"update: {worst.name}", (says,), times, step)
 
 
 def _by(difference: NamedDifference, times: float) -> str:
     if difference.rel is not None and math.isinf(difference.rel):
-        return "it has NaN or infinities where the other has none"
+        return "has NaN or infinities where the other has none"
     times_text = f"{times:,.0f}" if times < 1e6 else f"{times:.1e}"
-    return f"by {difference.rel:.2g} of its norm, {times_text} times what rounding makes"
+    return f"is off by {difference.rel:.2g} of its norm, {times_text} times what rounding makes"
 
 
 def _largest(steps: Mapping[int, MeasuredStep], floors: Floors) -> str:
@@ -231,22 +251,38 @@ def _largest(steps: Mapping[int, MeasuredStep], floors: Floors) -> str:
     return f"the largest of {judged_text} is {times:.2g} times what rounding makes, of {name} at step {step}"
 
 
-def _losses(arm: ArmRuns, ref: ArmRuns, floors: Floors, gap: LossGap | None) -> str:
+def _losses(arm: ArmRuns, ref: ArmRuns, rounded: Sequence[ArmRuns], begun: MeasuredStep, floors: Floors) -> str:
+    """How far the losses of an arm that agrees are from those of the reference, beside what rounding makes of them."""
     common = sorted(set(arm.losses) & set(ref.losses) & set(floors.losses))
     if not common:
         return "No loss was seen in both."
     first, last = common[0], common[-1]
-    parts = [
-        f"{_gap(arm.losses[step], ref.losses[step]):.2g} at step {step} (rounding makes {floors.losses[step]:.2g})"
-        for step in dict.fromkeys((first, last))
-    ]
-    line = f"Losses differ by {' and '.join(parts)} of the loss."
+    gaps = {step: _gap(arm.losses[step], ref.losses[step]) for step in (first, last)}
+    if times_expected(gaps[first], max(floors.losses[first], _LOSS_UNIT)) > LIMIT:
+        raw = [gradient for gradient in begun.of_kind("raw gradient") if floors.times(first, gradient) > LIMIT]
+        return _other_loss(arm.losses[first] / ref.losses[first], _factor(raw))
+    parts = [f"{gap:.2g} of it at step {step} (rounding makes {floors.losses[step]:.2g})" for step, gap in gaps.items()]
+    line = f"The loss is apart by {listed(parts)}."
+    gap = loss_gap_of(arm.losses, ref.losses, [run.losses for run in rounded])
     if gap is not None and gap.first_step is not None:
         line += (
-            f" From step {gap.first_step} on they part faster than chaos explains, up to {gap.excess:.2g} times as far "
-            f"as runs that should agree, which has a chance of {gap.chance:.0%}: take more --steps."
+            f" From step {gap.first_step} on it parts faster than in runs that should agree, up to {gap.excess:.2g} "
+            f"times as far, which has a chance of {gap.chance:.0%}: take more --steps."
         )
     return line
+
+
+def _other_loss(ratio: float, factor: float | None) -> str:
+    """What to say of a loss that is another where the gradients that the optimizer takes agree; ``factor`` is that of
+    raw gradients, None where they have none.
+    """
+    says = f"The loss is {ratio:.4g} times that of the reference"
+    if factor is None or abs(factor - ratio) > _ALMOST * ratio:
+        return f"{says}, and no gradient is: it is shown otherwise."
+    return (
+        f"{says}, and so are gradients until they are divided or clipped: if it is clipping that makes them equal, "
+        "they will not be where the norm is below its limit."
+    )
 
 
 def _not_compared(begun: MeasuredStep) -> str:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trueline.comparison.arrange import arrange
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF, coarser
@@ -23,23 +24,30 @@ from trueline.comparison.match.align import Pair
 from trueline.comparison.match.names import plain_name
 from trueline.judge.recorded.step_values import Value
 from trueline.schema.errors import AlignmentError, CannotTell
+from trueline.schema.text.words import listed, ranks_text
 from trueline.store.reader import Run
 
-Kind = Literal["weight", "input", "output", "gradient"]
+Kind = Literal["weight", "input", "output", "raw gradient", "gradient"]
 KINDS: Mapping[tuple[str, str], Kind] = {
     ("param", "param"): "weight",
     ("fwd", "module"): "output",
+    ("bwd", "param"): "raw gradient",
     ("grad", "param"): "gradient",
 }
-"""What values are by phase and kind: a gradient is that which the optimizer takes."""
+"""What values are by phase and kind: a gradient is what the optimizer takes, a raw one what a backward pass leaves."""
 _REPLICAS_DIFFER = "replicas differ"
+_REST = 0.01
+"""Share of a difference that is left without a factor where the factor is all there is to it."""
+_SAME_RATIO = 1e-5
+"""Share by which norms of one gradient may differ in groups of ranks: sums of float32 in another order."""
 
 
 @dataclass(frozen=True)
 class NamedDifference:
     """A value of an arm and its twin of the reference. ``rel`` is their relative L2 difference, inf where one alone is
     not finite, None where they were not compared (``note`` says why); ``ratio`` that of their norms. ``unit`` is the
-    rounding of their dtype, ``position`` the index in the order of execution.
+    rounding of their dtype, ``position`` the index in the order of execution, ``ranks`` those of the arm that have it.
+    It ``is_scaled`` where all of the difference is a factor, or one a rank for the pieces that ranks hold.
     """
 
     kind: Kind
@@ -50,6 +58,8 @@ class NamedDifference:
     unit: float
     ratio: float | None = None
     note: str = ""
+    ranks: tuple[int, ...] = ()
+    is_scaled: bool = False
 
     @property
     def key(self) -> tuple[Kind, str]:
@@ -91,6 +101,11 @@ class ArmRuns:
         common = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
         return {step: sum(curve[step] for curve in curves) / len(curves) for step in common}
 
+    @cached_property
+    def has_loss(self) -> bool:
+        """True if a loss was seen, finite or not."""
+        return any(loss is not None for run in self.runs for loss in run.column("loss").to_pylist())
+
     def samples(self, step: int) -> frozenset[int]:
         """Digests of the samples of ``step`` on all ranks."""
         digests: set[int] = set()
@@ -120,6 +135,7 @@ def measure_step(arm: ArmRuns, ref: ArmRuns, step: int) -> MeasuredStep:
     worst: dict[tuple[Kind, str], NamedDifference] = {}
     missing: dict[tuple[Kind, str], str] = {}
     whys: list[str] = []
+    by_group: dict[tuple[Kind, str], list[NamedDifference]] = {}
     for run, ref_run in ((run, ref_run) for run in arm.runs for ref_run in ref.runs):
         try:
             for arrangement in arrange(run, ref_run, steps=[step]):
@@ -127,15 +143,28 @@ def measure_step(arm: ArmRuns, ref: ArmRuns, step: int) -> MeasuredStep:
                     known = worst.get(difference.key)
                     if difference.rel is None:
                         missing.setdefault(difference.key, difference.note)
-                    elif known is None or known.rel is None or difference.rel > known.rel:
+                        continue
+                    by_group.setdefault(difference.key, []).append(difference)
+                    if known is None or known.rel is None or difference.rel > known.rel:
                         worst[difference.key] = difference
         except (AlignmentError, CannotTell) as error:
             whys.append(str(error))
+    if len(arm.runs) > 1 and len(ref.runs) == 1:
+        worst = {key: _between_groups(difference, by_group[key]) for key, difference in worst.items()}
     return MeasuredStep(
         sorted(worst.values(), key=lambda difference: difference.position),
         {key: why for key, why in missing.items() if key not in worst},
         "" if worst else next(iter(whys), "no value has the same name"),
     )
+
+
+def _between_groups(difference: NamedDifference, by_group: Sequence[NamedDifference]) -> NamedDifference:
+    """``difference``, with a note where groups of ranks with Runs of their own have other values of one name."""
+    ratios = [group.ratio for group in by_group if group.ratio is not None]
+    if len(ratios) < 2 or max(ratios) - min(ratios) <= _SAME_RATIO * max(ratios):
+        return difference
+    groups = [ranks_text(group.ranks) for group in by_group]
+    return replace(difference, note=f"{_REPLICAS_DIFFER}: {groups[0]} from {listed(groups[1:])}")
 
 
 def _differences(pairs: Sequence[Pair], rank: int | None) -> Iterator[NamedDifference]:
@@ -163,7 +192,8 @@ def _differences(pairs: Sequence[Pair], rank: int | None) -> Iterator[NamedDiffe
         unit = UNIT_ROUNDOFF.get(coarser(pair.mine.dtype, pair.theirs.dtype), 0.0)
         rel = math.inf if distance.nonfinite_differ else distance.rel
         note = pair.mine.note or pair.theirs.note
-        yield NamedDifference(*head, rel, unit, _ratio(pair.mine, pair.theirs), note)
+        is_scaled = kind == "gradient" and _is_scaled(pair.mine, pair.theirs, rel)
+        yield NamedDifference(*head, rel, unit, _ratio(pair.mine, pair.theirs), note, pair.mine.ranks, is_scaled)
 
 
 def _kind(value: Value) -> Kind | None:
@@ -175,6 +205,38 @@ def _kind(value: Value) -> Kind | None:
 
 
 def _ratio(value: Value, twin: Value) -> float | None:
-    if value.stats is None or twin.stats is None or not twin.stats.norm:
-        return None
-    return value.stats.norm / twin.stats.norm
+    norm, ref_norm = _norm(value), _norm(twin)
+    return norm / ref_norm if norm is not None and ref_norm else None
+
+
+def _norm(value: Value) -> float | None:
+    if value.stats is not None:
+        return value.stats.norm
+    return None if value.load is None else float(np.linalg.norm(np.asarray(value.load(), np.float64)))
+
+
+def _is_scaled(value: Value, twin: Value, rel: float | None) -> bool:
+    """True if a multiple of ``twin`` is left, whole or in equal pieces of as many ranks, but for a hundredth of the
+    difference ``rel``.
+    """
+    if not rel or not math.isfinite(rel) or value.load is None or twin.load is None or value.shape != twin.shape:
+        return False
+    numbers, ref_numbers = (np.asarray(side.load(), np.float64) for side in (value, twin) if side.load is not None)
+    tolerance = _REST * rel * float(np.linalg.norm(ref_numbers))
+    cuts = [(0, 1), *((axis, len(value.ranks)) for axis, size in enumerate(value.shape) if size >= len(value.ranks))]
+    if not value.shape:
+        return True
+    return any(
+        _left_by_factors(np.array_split(numbers, pieces, axis), np.array_split(ref_numbers, pieces, axis)) <= tolerance
+        for axis, pieces in cuts
+    )
+
+
+def _left_by_factors(pieces: Sequence[NDArray[np.float64]], ref_pieces: Sequence[NDArray[np.float64]]) -> float:
+    """The norm of what is left of ``pieces`` without the nearest multiple of each one's twin."""
+    squares = 0.0
+    for piece, ref_piece in zip(pieces, ref_pieces, strict=True):
+        total = float(np.vdot(ref_piece, ref_piece))
+        factor = float(np.vdot(ref_piece, piece)) / total if total else 0.0
+        squares += float(np.linalg.norm(piece - factor * ref_piece)) ** 2
+    return math.sqrt(squares)
