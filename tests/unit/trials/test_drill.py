@@ -91,7 +91,8 @@ def test_a_fault_that_touched_nothing_was_not_planted(tmp_path):
 
 def test_of_one_process_nothing_between_ranks_is_planted(tmp_path):
     answer = drilled(tmp_path, "not-reduced", ranks=1)
-    assert answer.table[0]["otherwise"] == "one process: there is no other rank"
+    assert answer.table[0]["otherwise"] == "one process: no other rank"
+    assert [arm.name for arm in answer.arms] == ["undisturbed", "sham"], "and no run is made for it"
 
 
 def test_what_the_job_shows_anyway_is_said_first_and_is_no_sighting(tmp_path):
@@ -145,6 +146,23 @@ def test_a_job_that_ends_before_the_faults_is_undecided(tmp_path):
     job.at, job.steps = STEPS, 2 * STEPS
     answer = DrillTrial(runs, job, []).answer()
     assert (answer.answer, answer.next) == ("undecided", ("Give --at fewer updates than the job makes.",))
+
+
+@pytest.mark.parametrize(("at", "answered"), [(AT, "confirmed"), (STEPS, "undecided")])
+def test_a_job_that_saves_ends_and_is_told_where_to_save(tmp_path, at, answered):
+    class Saving(Drilled):
+        def __call__(self, way, run_folder):
+            outcome = super().__call__(way, run_folder)
+            (run_folder / "saved.json").write_text(json.dumps({"updates": 60, "path": "out/last.pt", "rank": 0}))
+            return outcome
+
+    job = Saving()
+    job.at, job.steps = at, 2 * STEPS
+    runs = Runs("drill", tmp_path / "t", job, {}, keeps_all=True)
+    answer = DrillTrial(runs, job, []).answer()
+    assert answer.answer == answered
+    assert "after update 60 the script saves 'out/last.pt'" in answer.says[0]
+    assert "{folder}" in " ".join([*answer.says, *answer.next])
 
 
 def test_a_larger_loss_is_forecast_sooner_and_a_rank_alone_never(tmp_path):

@@ -41,6 +41,7 @@ from trueline.capture.child_env import CHANGES
 from trueline.capture.model import patches
 from trueline.capture.model.untraced import Hook
 from trueline.capture.seeding import seed_all
+from trueline.capture.trial.checkpoints import KeptCheckpoints
 from trueline.capture.trial.faults.kinds import fault_of
 from trueline.capture.trial.fed_modules import FedModules
 from trueline.capture.trial.phases import Phase
@@ -70,7 +71,8 @@ class Changes:
     ``deterministic`` torch takes forms of operations that repeat themselves, where it has any. ``shift`` is added to
     each seed that the script sets; ``remedy`` has the arguments of ``capture.trial.remedies.Remedy``, ``repeat``
     those of ``capture.trial.repeated_calls.RepeatedCalls``, ``feed`` those of ``capture.trial.fed_modules.FedModules``,
-    ``phase`` those of ``capture.trial.phases.Phase``, ``fault`` those of ``capture.trial.faults.kinds.fault_of``. With
+    ``phase`` those of ``capture.trial.phases.Phase``, ``fault`` those of ``capture.trial.faults.kinds.fault_of``; with
+    ``saves_in`` checkpoints are written to this folder only (``capture.trial.checkpoints``). With
     ``dropout`` False nothing is dropped; ``rounded`` is the seed of ``capture.trial.rounded_weights.RoundedWeights``.
     """
 
@@ -92,6 +94,7 @@ class Changes:
         dropout: bool | None = None,
         rounded: int | None = None,
         fault: Mapping[str, Any] | None = None,
+        saves_in: str | None = None,
     ) -> None:
         self._switches, self._names_off, self._met_folder, self._updates = list(switches), {*off}, met, updates
         self._slow, self._last_call_at, self._seed, self._deterministic = slow, time.monotonic(), seed, deterministic
@@ -103,6 +106,7 @@ class Changes:
             None if remedy is None else Remedy(**remedy, tell=self._meet),
             None if phase is None else Phase(**phase, tell=self._meet),
             None if fault is None else fault_of(**fault),
+            None if saves_in is None else KeptCheckpoints(saves_in),
             self._repeated,
             self._fed_modules,
             None if rounded is None else RoundedWeights(rounded),

@@ -36,6 +36,8 @@ UNDISTURBED = "undisturbed"
 QUESTION = "Which faults would be seen in this job, and after how many steps?"
 PLACEHOLDER = "{folder}"
 """In the command: a folder of the run's own."""
+SAVED = "saved.json"
+"""What a job would have saved outside of that (``capture.trial.checkpoints``)."""
 _AFTER = 3
 """Updates after the last step that is needed, so that it is on disk."""
 
@@ -57,7 +59,11 @@ class DrilledJob:
         files.mkdir()
         planted.mkdir()
         # a stop in mid-training also keeps a script from what it does at its end
-        changes: dict[str, Any] = {"updates": self.steps + _AFTER, "seed": self.seed}
+        changes: dict[str, Any] = {
+            "updates": self.steps + _AFTER,
+            "seed": self.seed,
+            "saves_in": str(run_folder.absolute()),
+        }
         fault = next((fault for fault in (SHAM, *FAULTS) if fault.name == way.arm), None)
         if fault is not None:
             changes |= fault.change(at=self.at, rank=self.rank, folder=str(planted))
@@ -110,6 +116,15 @@ class RunResult:
     def report(self) -> CheckReport:
         """What `check` says of it."""
         return check(self.run)
+
+    @cached_property
+    def saved(self) -> str:
+        """After which update it would have saved what, in words; '' where it would not, or in its own folder."""
+        path = self.folder / SAVED
+        if not path.exists():
+            return ""
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return f"after update {document['updates']} the script saves '{document['path']}'"
 
     @cached_property
     def planted(self) -> Planted:
@@ -210,16 +225,20 @@ class DrillTrial:
         self.runs.begin()
         try:
             undisturbed = self._undisturbed()
-            results = {fault.name: self._result(fault.name) for fault in (SHAM, *self.faults)}
+            sham = self._result(SHAM.name)
+            is_alone = not isinstance(sham, str) and sham.planted.world_size == 1
+            results = {
+                fault.name: "" if is_alone and fault.between_ranks else self._result(fault.name)
+                for fault in self.faults
+            }
             usual = {key_of(finding) for finding in noteworthy(undisturbed.report.findings)}
-            sham = results[SHAM.name]
             of_sham = [] if isinstance(sham, str) else sightings_of(sham.run, sham.report, usual)
             rows = [self._row(fault, results[fault.name], undisturbed, usual) for fault in self.faults]
         except Undecided as why:
             return self._answered("undecided", [why.says], why.then)
         except RunError as error:
             return self._answered("undecided", [f"What a run left cannot be read: {error}"])
-        says = [*_already(undisturbed), *_sham_text(sham, of_sham), *_counts(rows)]
+        says = [*_already(undisturbed), *_saved_text(undisturbed), *_sham_text(sham, of_sham), *_counts(rows)]
         unseen = any(row.state == "not seen" for row in rows)
         then = [self.next_command] if unseen and self.next_command else []
         return self._answered("confirmed", says, then, rows)
@@ -229,6 +248,12 @@ class DrillTrial:
         while isinstance(result := self._result(UNDISTURBED), str):
             continue
         num_steps = len(result.run.steps)
+        if num_steps <= self.job.at and result.saved:
+            raise Undecided(
+                f"Runs end before the faults begin, with update {self.job.at}: {result.saved}, and a drill leaves "
+                "checkpoints alone.",
+                f"Put {PLACEHOLDER} where the command says where to save, or give --at fewer updates.",
+            )
         if num_steps <= self.job.at:
             raise Undecided(
                 f"The job made {counted(num_steps, 'update')}, and faults begin after update {self.job.at}.",
@@ -244,10 +269,8 @@ class DrillTrial:
 
     def _row(self, fault: Fault, result: RunResult | str, undisturbed: RunResult, usual: set[Any]) -> Row:
         if isinstance(result, str):
-            return Row(fault, why=f"the run came to nothing: {result}")
+            return Row(fault, why=f"the run came to nothing: {result}" if result else "one process: no other rank")
         planted = result.planted
-        if fault.between_ranks and planted.world_size == 1:
-            return Row(fault, why="one process: there is no other rank", planted=planted)
         if not planted.touched:
             return Row(fault, why=f"it needs {fault.needs}", planted=planted)
         sightings = sightings_of(result.run, result.report, usual)
@@ -280,6 +303,15 @@ def _already(undisturbed: RunResult) -> list[str]:
     return [
         f"The job has a finding already, with nothing planted: {findings[0].code}: {findings[0].claim}{others} See "
         f"trueline check {undisturbed.folder / RUN}. Below counts what comes besides."
+    ]
+
+
+def _saved_text(undisturbed: RunResult) -> list[str]:
+    if not undisturbed.saved:
+        return []
+    return [
+        f"Runs end early: {undisturbed.saved}, and a drill leaves checkpoints alone. With {PLACEHOLDER} where the "
+        "command says where to save, they go on."
     ]
 
 
@@ -327,7 +359,7 @@ def prepare(
         f"{at} on: {listed([fault.says for fault in faults])}.",
         f"{PLACEHOLDER} is a folder of the run's own."
         if PLACEHOLDER in command
-        else f"All runs save where the script saves; {PLACEHOLDER} in the command is a folder of the run's own.",
+        else f"Where the script saves a checkpoint, a run ends; {PLACEHOLDER} in the command is a folder of its own.",
     ]
     more = ""
     # of the presets that only watch, the next one up

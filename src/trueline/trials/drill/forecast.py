@@ -13,6 +13,7 @@ import numpy as np
 
 from trueline.judge.compared_ranks import Floats, numbers, several_workers
 from trueline.judge.stats.alarm_budget import Statistic, alarm_budget_of
+from trueline.judge.stats.autocorrelation import dependence_of
 from trueline.judge.stats.exchangeability import log_heights, scores
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
@@ -68,8 +69,10 @@ def _first_alarm(run: Run, statistic: Statistic, values_RN: Floats) -> int | Non
     rows = np.flatnonzero(np.isfinite(values_RN).all(axis=1))
     if not len(rows):
         return None
-    # gradients are measured at some steps only, and evidence grows at these
-    heights_RN = log_heights(scores(values_RN[rows]))
+    # gradients are measured at some steps only, and evidence grows at these; a lasting shift is taken for dependence,
+    # too, where there are two ranks
+    dependence = dependence_of(values_RN[rows])
+    heights_RN = log_heights(scores(values_RN[rows]), dependence_N=dependence.ratio)
     above = np.flatnonzero(heights_RN.max(axis=1) >= threshold)
     return int(rows[above[0]]) + 1 if len(above) else None
 
