@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction
 from trueline.capture.adapters.manual import first_hook
 from trueline.capture.model import patches
+from trueline.capture.model.framework_update import framework_update
 from trueline.capture.model.layout import deepspeed_engine, experts, in_shards, is_engine, unwrap
 from trueline.capture.model.live_objects import instances_of
 from trueline.capture.model.mesh import Mesh, workers_in
@@ -154,9 +155,10 @@ class _Updates:
 
         @skipped
         def take_model_step(*args: Any, **kwargs: Any) -> Any:
-            untraced(before, engine.basic_optimizer)
-            result = original(*args, **kwargs)
-            untraced(after)
+            with framework_update():
+                untraced(before, engine.basic_optimizer)
+                result = original(*args, **kwargs)
+                untraced(after)
             return result
 
         self._replacement = engine._take_model_step = take_model_step

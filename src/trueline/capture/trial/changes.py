@@ -31,7 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trueline.capture.child_env import CHANGES
 from trueline.capture.model import patches
+from trueline.capture.model.framework_update import after_update
 from trueline.capture.model.untraced import Hook
 from trueline.capture.seeding import seed_all
 from trueline.capture.trial.checkpoints import KeptCheckpoints
@@ -202,9 +203,12 @@ class Changes:
             if part is not None:
                 part.next_step()
         if self._num_updates[id(optimizer)] >= self._updates:
-            if self._repeated is not None:
-                self._repeated.end()
-            raise SystemExit(0)
+            after_update(self._end)
+
+    def _end(self) -> NoReturn:
+        if self._repeated is not None:
+            self._repeated.end()
+        raise SystemExit(0)
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
