@@ -9,7 +9,8 @@ COLUMNS: tuple[Column, ...] = (
         "string",
         "",
         "At the first update that is watched, where the optimizer holds states before it, JSON of their digests: by "
-        "name of the state, then by parameter, what this rank holds.",
+        "name of the state, then by parameter, what this rank holds. `parameter 0 of group 0` of the optimizer is one "
+        "that the model does not have, as the copies that DeepSpeed and Megatron update.",
         after="buffer_digests",
     ),
     Column("closing_states", "string", "", "The same when watching ended, after the update of this step, its last."),

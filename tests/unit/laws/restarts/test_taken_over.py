@@ -90,6 +90,24 @@ def test_an_optimizer_that_is_not_loaded(tmp_path):
     assert "holds no states of all 6 parameters any more" in restart_states.check(run)[0].claim
 
 
+def test_states_of_copies_that_a_framework_updates(tmp_path):
+    def with_a_copy(model):
+        copy = torch.ones(3, requires_grad=True)
+        copy.grad = torch.ones(3)
+        return torch.optim.AdamW([*model.parameters(), copy], lr=0.01)
+
+    folder, model = tmp_path / "run", layers()
+    optimizer = with_a_copy(model)
+    updates(folder, model, optimizer)
+    later = layers()
+    later_optimizer = with_a_copy(later)
+    load_all(later, later_optimizer, model.state_dict(), optimizer.state_dict())
+    del later_optimizer.state[later_optimizer.param_groups[0]["params"][6]]
+    updates(folder, later, later_optimizer, first=STEPS)
+    (finding,) = restart_states.check(trueline.open_run(folder))
+    assert (finding.evidence["kind"], finding.evidence["names"]) == ("gone", ["parameter 6 of group 0"])
+
+
 def test_states_of_parameters_in_another_order(tmp_path):
     def load(model, optimizer, weights, states):
         order = [4, 1, 2, 3, 0, 5]  # weights change places with weights: shapes agree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -58,16 +58,23 @@ class RestartProbe:
         names: list[tuple[str, str]] = []
         states: list[Tensor] = []
         for optimizer in optimizers:
-            for param, of_param in optimizer.state.items():
-                index = layout.index_of.get(id(param))
-                for name, state in of_param.items() if index is not None else ():
+            for param, param_name in _named(optimizer, layout):
+                for name, state in optimizer.state.get(param, {}).items():
                     if isinstance(state, Tensor) and state.shape == param.shape and is_readable(memory := local(state)):
-                        names.append((str(name), layout.names[index]))
+                        names.append((str(name), param_name))
                         states.append(memory)
         if not names:
             return {}
         self._names[column] = names
         return {column: digest_each(states, layout.device)}
+
+
+def _named(optimizer: Optimizer, layout: Layout) -> Iterator[tuple[Tensor, str]]:
+    """Parameters of the model by their name, and copies that a framework updates in their stead by their place."""
+    for group_index, group in enumerate(optimizer.param_groups):
+        for place, param in enumerate(group["params"]):
+            index = layout.index_of.get(id(param))
+            yield param, f"parameter {place} of group {group_index}" if index is None else layout.names[index]
 
 
 def make_probe(parts: ProbeParts) -> RestartProbe:
