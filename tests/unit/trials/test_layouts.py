@@ -106,6 +106,23 @@ def test_gradients_that_are_scaled_are_no_suspects_beside_others(judge):
     assert verdict.parting.says[1].startswith("Each rank has multiplied its own by another number")
 
 
+def test_of_an_update_by_a_closure_raw_gradients_are_taken(judge):
+    outputs = [value for value in healthy().differences if value.kind == "output"]
+
+    def step(rel, **more):
+        return MeasuredStep([*outputs, difference("raw gradient", "a.weight", rel, 4, **more)])
+
+    agrees = judge(step(1e-7))
+    assert agrees.parting is None
+    assert agrees.not_compared.startswith("Not compared: weights before the first update")
+    assert "differs as the backward pass leaves them" in judge(step(0.5)).parting.says[0]
+    # by how much a sum is divided, and where, is of the layout, unless the loss is another too
+    assert judge(step(0.5, is_scaled=True, ratio=0.5)).parting is None
+    half = Arm({number: loss / 2 for number, loss in REF.losses.items()})
+    assert judge(step(0.5, is_scaled=True, ratio=0.5), arm=half).parting.where == "forward: the loss"
+    assert judge(MeasuredStep(outputs)).unclear == "no gradient was recorded in both"
+
+
 def test_a_loss_that_only_clipping_makes_equal_is_said(judge):
     arm = Arm({step: 2 * loss for step, loss in REF.losses.items()})
     raw = [difference("raw gradient", f"{name}.weight", 1.0, ratio=2.0) for name in "ab"]

@@ -104,17 +104,21 @@ def judged_arm(name: str, arm: ArmRuns, ref: ArmRuns, rounded: Sequence[ArmRuns]
         return JudgedArm(name, other_job=other_job)
     not_compared = _not_compared(begun)
     parting = _apart_forward(begun, first, floors)
-    if parting is None and (backward := _apart_backward(begun, first, floors)) is not None:
+    if parting is None:
+        in_loss = _apart_in_loss(arm, ref, first, floors)
+        backward = _apart_backward(begun, first, floors, loss_agrees=in_loss is None)
         # a loss that is another while gradients agree is scaled for the backward pass, or shown otherwise
-        parting = _apart_in_loss(arm, ref, first, floors) or backward
+        parting = backward and (in_loss or backward)
     later_steps = {step: measure_step(arm, ref, step) for step in later} if parting is None else {}
     for step, later_step in later_steps.items():
         parting = parting or _apart_later(later_step, step, floors)
     if parting is not None:
         return JudgedArm(name, parting=parting, not_compared=not_compared)
-    gradients = begun.of_kind("gradient")
+    gradients = begun.gradients
     num_wanted = len(gradients) + sum(kind == "gradient" for kind, _ in begun.not_compared)
-    if len(gradients) < ENOUGH * num_wanted or not num_wanted:
+    if not num_wanted:
+        return JudgedArm(name, unclear="no gradient was recorded in both")
+    if len(gradients) < ENOUGH * num_wanted:
         why = f"of {counted(num_wanted, 'gradient')} {len(gradients)} could be compared. {not_compared}".rstrip()
         return JudgedArm(name, unclear=why.rstrip("."))
     largest = _largest({first: begun, **later_steps}, floors)
@@ -168,10 +172,13 @@ def _apart_in_loss(arm: ArmRuns, ref: ArmRuns, step: int, floors: Floors) -> Par
     return Parting(f"forward: {LOSS}", (says,), times, step)
 
 
-def _apart_backward(begun: MeasuredStep, step: int, floors: Floors) -> Parting | None:
-    gradients = begun.of_kind("gradient")
+def _apart_backward(begun: MeasuredStep, step: int, floors: Floors, *, loss_agrees: bool) -> Parting | None:
+    gradients = begun.gradients
     beyond = [(floors.times(step, gradient), gradient) for gradient in gradients]
     beyond = [(times, gradient) for times, gradient in beyond if times > LIMIT]
+    are_raw = bool(beyond) and beyond[0][1].kind == "raw gradient"
+    if are_raw and all(gradient.is_scaled for _, gradient in beyond) and loss_agrees:
+        return None  # by how much a sum is divided, and where, is of the layout
     if not beyond:
         return None
     # what is scaled follows from the norm of all gradients, or all are scaled
@@ -185,7 +192,8 @@ def _apart_backward(begun: MeasuredStep, step: int, floors: Floors) -> Parting |
     num_scaled = len(beyond) - len(suspects)
     scaled = f"; {num_scaled} more are scaled, as by a norm that these are part of" if num_scaled else ""
     which = f" ({len(names)} of {len(gradients)}{scaled})"
-    says = f"the forward pass agrees, and {what} as the optimizer takes them{which}: {first.name} {_by(first, times)}"
+    taken = "as the backward pass leaves them" if are_raw else "as the optimizer takes them"
+    says = f"the forward pass agrees, and {what} {taken}{which}: {first.name} {_by(first, times)}"
     about = _about_gradients([gradient for _, gradient in suspects], is_factor=is_factor)
     return Parting(f"backward: {first.name}", (says, *about), times, step)
 
@@ -264,7 +272,8 @@ def _losses(arm: ArmRuns, ref: ArmRuns, rounded: Sequence[ArmRuns], begun: Measu
     parts = [f"{gap:.2g} of it at step {step} (rounding makes {floors.losses[step]:.2g})" for step, gap in gaps.items()]
     line = f"The loss is apart by {listed(parts)}."
     gap = loss_gap_of(arm.losses, ref.losses, [run.losses for run in rounded])
-    if gap is not None and gap.first_step is not None:
+    # below the limit the gap is of the size of what rounding made, however little that happened to be
+    if gap is not None and gap.first_step is not None and gap.excess > LIMIT:
         line += (
             f" From step {gap.first_step} on it parts faster than in runs that should agree, up to {gap.excess:.2g} "
             f"times as far, which has a chance of {gap.chance:.0%}: take more --steps."
@@ -288,6 +297,8 @@ def _other_loss(ratio: float, factor: float | None) -> str:
 def _not_compared(begun: MeasuredStep) -> str:
     """What has no counterpart or no number, by kind, in a sentence."""
     lines: list[str] = []
+    if not begun.of_kind("weight"):
+        lines.append("weights before the first update, and gradients that were clipped (an update by a closure)")
     for kind, noun in (("output", "output of modules"), ("gradient", "gradient"), ("weight", "weight")):
         names = [name for (of_kind, name) in begun.not_compared if of_kind == kind]
         if names:

@@ -125,6 +125,11 @@ class MeasuredStep:
     not_compared: Mapping[tuple[Kind, str], str] = field(default_factory=dict[tuple[Kind, str], str])
     why_not: str = ""
 
+    @property
+    def gradients(self) -> list[NamedDifference]:
+        """Those that the optimizer takes; of an update by a closure what the backward pass leaves."""
+        return self.of_kind("gradient") or self.of_kind("raw gradient")
+
     def of_kind(self, kind: Kind) -> list[NamedDifference]:
         """The differences of a kind."""
         return [difference for difference in self.differences if difference.kind == kind]
@@ -192,7 +197,7 @@ def _differences(pairs: Sequence[Pair], rank: int | None) -> Iterator[NamedDiffe
         unit = UNIT_ROUNDOFF.get(coarser(pair.mine.dtype, pair.theirs.dtype), 0.0)
         rel = math.inf if distance.nonfinite_differ else distance.rel
         note = pair.mine.note or pair.theirs.note
-        is_scaled = kind == "gradient" and _is_scaled(pair.mine, pair.theirs, rel)
+        is_scaled = kind in ("gradient", "raw gradient") and _is_scaled(pair.mine, pair.theirs, rel)
         yield NamedDifference(*head, rel, unit, _ratio(pair.mine, pair.theirs), note, pair.mine.ranks, is_scaled)
 
 
