@@ -14,12 +14,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trueline.capture.model import patches
+from trueline.capture.model.framework_update import after_update
 from trueline.capture.model.untraced import Hook
 from trueline.capture.model.world import own_rank
 
@@ -79,7 +80,11 @@ class KeptCheckpoints:
         path = self._folder / FILE
         # a rank that is behind makes this update with the others
         if path.exists() and self._num_updates > json.loads(path.read_text(encoding="utf-8"))["updates"]:
-            raise SystemExit(0)
+            after_update(_end)
+
+
+def _end() -> NoReturn:
+    raise SystemExit(0)
 
 
 def _path_of(values: Any, target: Any) -> Path | None:

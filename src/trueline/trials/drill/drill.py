@@ -74,13 +74,16 @@ class DrilledJob:
 
 @dataclass(frozen=True)
 class Planted:
-    """What the processes of a run say that its fault touched: how often, from which step on, and in words what."""
+    """What the processes of a run say that its fault touched: how often, from which step on, and in words what; at
+    ``end`` a law must see it, where that is known.
+    """
 
     touched: int = 0
     step: int = 0
     world_size: int = 1
     what: str = ""
     ranks: tuple[int, ...] = ()
+    end: int | None = None
 
     @classmethod
     def in_folder(cls, folder: Path) -> Planted:
@@ -96,6 +99,7 @@ class Planted:
             world_size,
             next((entry["what"] for entry in entries if entry["what"]), ""),
             tuple(sorted(entry["rank"] for entry in entries)),
+            entries[0].get("end"),
         )
 
 
@@ -208,7 +212,8 @@ class Row:
             return self.why
         if self.state == "seen":
             return ""
-        steps = f"about {self.forecast:,} steps at the noise of these; " if self.forecast else ""
+        how = "past its end, after" if self.planted.end else "at the noise of these steps after"
+        steps = f"{how} about {self.forecast:,}; " if self.forecast else ""
         return f"{steps}{self.fault.otherwise}"
 
 
@@ -279,7 +284,10 @@ class DrillTrial:
         sightings = [sighting for sighting in sightings if sighting not in false_alarms]
         after = sightings[0].num_steps - planted.step if sightings else None
         steps = len(result.run.steps) - planted.step
-        forecast = steps_until_seen(undisturbed.run, fault.size) if fault.kind == "loss" else None
+        forecast = planted.end
+        if fault.kind == "loss":
+            # of the steps before, losses are larger and noise is other
+            forecast = steps_until_seen(undisturbed.run.between(planted.step, self.job.steps + _AFTER), fault.size)
         return Row(fault, "", after, steps, sightings, planted, forecast, false_alarms)
 
     def _answered(

@@ -210,6 +210,7 @@ def test_a_rank_waits_once_for_one_that_draws_nothing(tmp_path, monkeypatch):
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / 20, 0)),
         lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [6, 12]),
         lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 4),
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=21, pct_start=0.5),
     ],
 )
 def test_schedules_come_to_their_end_in_half_the_steps(tmp_path, make):

@@ -29,6 +29,9 @@ class PlantedFault:
     rank. ``size`` is how large it is, where a kind has sizes.
     """
 
+    end: int | None = None
+    """The update at which a law must see it, where that is known."""
+
     def __init__(self, *, at: int, folder: str, rank: int | None = None, size: float = 1.0) -> None:
         self._at, self._folder, self._rank, self._size = at, Path(folder), rank, size
         self._num_updates = Counter[int]()
@@ -137,7 +140,7 @@ class PlantedFault:
         rank, world = own_place()
         document = {"rank": rank, "world": world, "touched": self._num_touched}
         path = self._folder / f"planted-{rank}.json"
-        text = json.dumps(document | {"step": self._first_step, "what": self._what})
+        text = json.dumps(document | {"step": self._first_step, "what": self._what, "end": self.end})
         path.with_suffix(".part").write_text(text, encoding="utf-8")
         path.with_suffix(".part").replace(path)
 

@@ -76,8 +76,13 @@ class ShortSchedule(PlantedFault):
         for name in LENGTHS:
             length = getattr(schedule, name, None)
             if isinstance(length, int | float | Counter) and length:
-                setattr(schedule, name, _half(length))
+                setattr(schedule, name, half := _half(length))
+                # past its half period a cosine climbs again; other schedules stay where they are
+                self.end = half if name == "T_max" else self.end
                 self.touch(f"{type(schedule).__name__} with {name}={length}")
+        for phase in getattr(schedule, "_schedule_phases", ()):  # of OneCycleLR
+            phase["end_step"] /= 2
+            self.touch(f"{type(schedule).__name__} with total_steps={schedule.total_steps}")
         if isinstance(schedule, LambdaLR):
             schedule.lr_lambdas = [self._twice_as_fast(factor) for factor in schedule.lr_lambdas]
         return original(schedule, *args, **kwargs)
