@@ -345,9 +345,9 @@ _RESUME = Verb(
         Option(
             "resume_with",
             str,
-            "Words behind the command that make it resume ('' where it does so by itself).",
+            "Words behind the command that make it resume; without, it does so by itself.",
             "ARGS",
-            required=True,
+            default="",
         ),
         Option(
             "at", int, "Updates after which it is stopped: one after which the script saves.", "N", default=10, least=1
@@ -358,7 +358,6 @@ _RESUME = Verb(
     lacks=frozenset({"code", "error", "runs"}),
     steps=10,
     usual=3,
-    also='--resume-with "ARGS"',
 )
 
 _LAYOUTS = Verb(

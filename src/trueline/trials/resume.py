@@ -372,7 +372,7 @@ def _number_of_first(resumed: Side, whole: Side, at: int) -> int:
     return at
 
 
-def prepare(asked: Asked, *, resume_with: str, at: int = 10) -> Prepared:
+def prepare(asked: Asked, *, resume_with: str = "", at: int = 10) -> Prepared:
     """Is the job after a restart the one that was never stopped? Raises ``InputError``."""
     words = tuple(shlex.split(resume_with))
     steps = at + asked.num_steps

@@ -1,7 +1,10 @@
-"""Weights at a jump where the job was started again: as they were left, as they first began, or neither."""
+"""Weights and states of the optimizer at a jump where the job was started again: as they were left, as they first
+began, or neither.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,14 +19,30 @@ _LOOK_AT_LOADING = (
 _LOOK_ELSEWHERE = (
     "The weights are those that were left: look at what else begins anew at a start, such as the data or the loss."
 )
+_LOOK_AT_STATES = (
+    "Load the optimizer's state_dict where the job is started again, after its parameters are on their device: its "
+    "first updates are otherwise as large as at the beginning of a training."
+)
+FILLING = 10
+"""Updates over which Adam's mean of gradients fills at its usual beta of 0.9: 1 / (1 - beta)."""
 
 
 def describe_restart(run: Run, finding: Finding) -> Finding:
     """The finding of a jump with the state of the weights, if it begins at the first step of a start of the job that
-    went on: kinds ``at-restart``, and ``weights-other`` or ``weights-kept``; else ``within-start``.
+    went on: kinds ``at-restart``, and ``weights-other`` or ``weights-kept``. Kind ``states-gone``, if it begins there
+    or soon after, and the optimizer has lost its states; else ``within-start``.
     """
     step = finding.step_first
-    if step is None or step not in run.restarts:
+    start = None if step is None else max((at for at in run.restarts if at <= step), default=None)
+    if start is not None and step is not None and step - start <= FILLING and _has_lost_states(run, start):
+        return replace(
+            finding,
+            claim=f"{finding.claim} The job was started again at step {start}, with an optimizer that holds none of "
+            "the states that it had.",
+            evidence={**finding.evidence, "kind": ["at-restart", "states-gone"]},
+            next=(_LOOK_AT_STATES, *finding.next),
+        )
+    if step is None or step != start:
         return replace(finding, evidence={**finding.evidence, "kind": ["within-start"]})
     claim = f"{finding.claim} The job was started again at step {step}."
     change = _changed_params(run, step)
@@ -45,6 +64,19 @@ def describe_restart(run: Run, finding: Finding) -> Finding:
         claim=f"{claim} {subject} not as the start before had left them{initial_clause}.",
         evidence={**evidence, "names": names[:100]},
         next=(_LOOK_AT_LOADING,),
+    )
+
+
+def _has_lost_states(run: Run, step: int) -> bool:
+    """True where a rank goes on with the weights that were left, and with no state of the optimizer."""
+    change = _changed_params(run, step)
+    if change is None or change[0]:
+        return False
+    opening, closing = (run.texts(name) for name in ("opening_states", "closing_states"))
+    return any(
+        json.loads(text) and not json.loads(opening.get((step, rank), "{}"))
+        for (at, rank), text in closing.items()
+        if at == step - 1
     )
 
 

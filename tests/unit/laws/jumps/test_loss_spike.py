@@ -1,5 +1,6 @@
 """loss-spike: the step at which the loss of the whole run jumps; what is asked for, or small, is silent."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -93,6 +94,28 @@ def test_a_jump_where_the_job_was_started_again_says_whether_its_weights_are_tho
     assert jump.claim.endswith(said)
     cause = next(v for v in trueline.diagnose(tmp_path).verdicts if v.incident == 1)
     assert cause.cause == ("weights-not-restored" if kind == "weights-other" else "unknown")
+
+
+@pytest.mark.parametrize(("jump", "kinds"), [(100, "states-gone"), (105, "states-gone"), (120, "within-start")])
+def test_a_jump_soon_after_a_start_without_states_of_the_optimizer(tmp_path, jump, kinds):
+    all_rows = rows(losses(at=jump), ranks=1)
+    all_rows[0, 0]["param_digests"], all_rows[100, 0]["param_digests"] = FIRST, LEFT
+    all_rows[99, 0] |= {"closing_digests": LEFT, "closing_states": json.dumps({"exp_avg": {"head": "01"}})}
+    starts = [{key: row for key, row in all_rows.items() if (key[0] >= 100) == is_later} for is_later in (False, True)]
+    (finding,) = loss_spike.check(write_starts(tmp_path, [(0, starts[0]), (100, starts[1])]))
+    assert finding.evidence["kind"][-1] == kinds
+    (said,) = trueline.diagnose(tmp_path).verdicts
+    assert (said.cause == "optimizer-state-lost") == (kinds == "states-gone")
+
+
+def test_a_jump_after_a_start_that_has_its_states(tmp_path):
+    all_rows = rows(losses(at=105), ranks=1)
+    states = json.dumps({"exp_avg": {"head": "01"}})
+    all_rows[100, 0] |= {"param_digests": LEFT, "opening_states": states}
+    all_rows[99, 0] |= {"closing_digests": LEFT, "closing_states": states}
+    starts = [{key: row for key, row in all_rows.items() if (key[0] >= 100) == is_later} for is_later in (False, True)]
+    (finding,) = loss_spike.check(write_starts(tmp_path, [(0, starts[0]), (100, starts[1])]))
+    assert finding.evidence["kind"] == ["within-start"]
 
 
 def test_other_weights_at_a_start_without_a_jump_are_no_finding(tmp_path):
