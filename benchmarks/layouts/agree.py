@@ -17,8 +17,8 @@ from benchmarks import page
 from tests.warm_python import warm_python
 
 _ABOUT = """
-Each table is one call of `trueline trial layouts`, with the reference as its first arm, on CPUs, in float32. *expected*
-is what was planted and where it is to be found; *says* what the trial says: *agrees* with the largest difference, in
+Each table is one call of `trueline trial layouts`, with the reference as its first arm, on CPUs, in float32.
+*planted* is the fault of an arm; *says* what the trial says: *agrees* with the largest difference, in
 times of what rounding makes (8 are allowed), or the first place. ✓ is right, ✗ is not.
 """.strip()
 
