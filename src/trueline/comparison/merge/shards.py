@@ -187,6 +187,8 @@ def _cut_layouts(shares: Sequence[Sequence[Part]], wholes: Sequence[Shape]) -> l
             [i * num_pieces // num_shares for i in range(num_shares)],
         ):
             picked = tuple(owners.index(piece) for piece in range(num_pieces))
+            if _are_one_piece([shares[index][0].value.stats for index in picked]):
+                continue
             are_copies = all(
                 same_value([share[0].value.stats, shares[picked[owner]][0].value.stats])
                 for share, owner in zip(shares, owners, strict=True)
@@ -196,6 +198,12 @@ def _cut_layouts(shares: Sequence[Sequence[Part]], wholes: Sequence[Shape]) -> l
                 if whole is not None:
                     (fits if are_copies else rest).append(PartLayout("split", whole, dim, picked=picked))
     return [*fits, *rest]
+
+
+def _are_one_piece(pieces: Sequence[TensorStats | None]) -> bool:
+    """True if all are copies of one piece; pieces of which each is one number throughout, as zeros, may begin equal."""
+    measured = [piece for piece in pieces if piece is not None]
+    return len(measured) == len(pieces) and measured[0].min != measured[0].max and same_value(pieces)
 
 
 _WHOLE_NUMBERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})

@@ -49,3 +49,11 @@ def test_replicas_stay_one(tmp_path):
     whole = draw(OUT, IN)
     weight, _ = merged(tmp_path, whole, [whole, whole])
     assert np.array_equal(weight, whole)
+
+
+def test_copies_of_one_piece_are_not_taken_for_the_pieces(tmp_path):
+    """The data-parallel ranks of one tensor-parallel place, which have a Run of their own."""
+    whole = draw(OUT, IN)
+    piece = np.split(whole, 2)[1]
+    weight, _ = merged(tmp_path, whole, [piece, piece])
+    assert np.array_equal(weight, piece)
