@@ -29,6 +29,8 @@ class Drilled:
 
     job = Job(("train",), 60.0)
 
+    rank = None
+
     def __init__(self, changes=None, *, touched=1, ranks=RANKS, fails=()):
         self.changes, self.touched, self.ranks, self.fails = changes or {}, touched, ranks, fails
 
@@ -128,6 +130,13 @@ def test_another_rank_than_that_of_the_fault_is_said(tmp_path):
     answer = drilled(tmp_path, "loss-1.5", changes={"loss-1.5": by_rank_2})
     assert answer.table[0]["rank"] == "rank 2, and it is rank 1"
     assert "Another rank is named for: loss of one rank × 1.5." in answer.says
+
+
+def test_a_rank_that_the_job_does_not_have_is_said(tmp_path):
+    job = Drilled()
+    job.rank = RANKS
+    answer = drilled(tmp_path, "nan", job=job)
+    assert (answer.answer, answer.next) == ("undecided", ("Give --rank a number from 0 to 3.",))
 
 
 def test_a_run_with_a_fault_that_comes_to_nothing_is_said(tmp_path):

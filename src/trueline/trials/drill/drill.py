@@ -231,6 +231,7 @@ class DrillTrial:
         try:
             undisturbed = self._undisturbed()
             sham = self._result(SHAM.name)
+            self._require_rank(sham)
             is_alone = not isinstance(sham, str) and sham.planted.world_size == 1
             results = {
                 fault.name: "" if is_alone and fault.between_ranks else self._result(fault.name)
@@ -265,6 +266,15 @@ class DrillTrial:
                 "Give --at fewer updates than the job makes.",
             )
         return result
+
+    def _require_rank(self, sham: RunResult | str) -> None:
+        """Raises ``Undecided`` where the job does not have the rank that is to have the faults."""
+        num_ranks = None if isinstance(sham, str) else sham.planted.world_size
+        if num_ranks is not None and (self.job.rank or 0) >= num_ranks:
+            raise Undecided(
+                f"The job has {counted(num_ranks, 'rank')}, and faults are to be planted on rank {self.job.rank}.",
+                f"Give --rank a number from 0 to {num_ranks - 1}.",
+            )
 
     def _result(self, arm: str) -> RunResult | str:
         """What a run left, or why it left nothing. Raises ``Undecided`` as ``Runs`` does."""
