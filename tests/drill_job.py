@@ -1,10 +1,6 @@
-"""A training job that knows nothing of a drill: by itself, or on ranks that meet at the file STORE or by torchrun.
-
-`drill_job.py [FAULT]`: `mode` trains rank 1 in evaluation mode, so that the job has a finding of its own.
-"""
+"""A training job that knows nothing of a drill: by itself, or on ranks that meet at the file STORE or by torchrun."""
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -26,8 +22,6 @@ schedule = torch.optim.lr_scheduler.CosineAnnealingLR(updates, T_max=1000)
 data = TensorDataset(inputs, classes)
 sampler = DistributedSampler(data, num_replicas=world, rank=rank, seed=1)
 loader = DataLoader(data, batch_size=16, sampler=sampler)
-if sys.argv[1:] == ["mode"] and rank == 1:
-    net.eval()
 for epoch in range(100):
     sampler.set_epoch(epoch)
     for x, y in loader:
