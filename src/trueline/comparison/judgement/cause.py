@@ -133,9 +133,10 @@ def _differing_params(step: Step, row: Compared) -> list[str]:
 def differing_arguments(step: Step, row: Compared) -> Arguments:
     """Arguments of the call of a value that differ between the runs, by name or place."""
     site = row.value.site
-    # A backward call has the arguments of its forward call.
-    phase = "fwd" if site.phase == "bwd" else site.phase
-    call, twin = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
+    call, twin = step.calls.get((site.micro, site.phase, site.name, site.call), (None, None))
+    # A gradient has the arguments of its forward call; a call that a backward function makes has its own.
+    if site.phase == "bwd" and (call is None or call.first.args is None):
+        call, twin = step.calls.get((site.micro, "fwd", site.name, site.call), (None, None))
     if call is None or twin is None:
         return {}
     return different_arguments(call, twin)

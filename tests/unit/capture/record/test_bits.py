@@ -24,6 +24,19 @@ from trueline.tensor.digest import digest_of_memory
 HERE = Path(__file__).name
 
 
+class Scaled(torch.autograd.Function):
+    """Its backward pass is written in Python, and so made of calls that are recorded."""
+
+    @staticmethod
+    def forward(ctx, x, slope):
+        ctx.slope = slope
+        return x.mul(2.0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.mul(ctx.slope), None
+
+
 class Job:
     """A script that makes data, order and schedule before its first forward pass; ``planted`` is done otherwise."""
 
@@ -45,6 +58,7 @@ class Job:
     def loss(self, model, x):
         hidden = model[0](x.t().t())
         hidden = F.gelu(hidden, approximate="tanh" if self.planted == "gelu" else "none")
+        hidden = Scaled.apply(hidden, 2.5 if self.planted == "backward" else 2.0)
         return model[1](hidden).square().mean()
 
     def train(self, out=None, *, plan="bits"):
@@ -112,6 +126,13 @@ def test_the_first_call_that_makes_something_else_is_named_with_its_line(referen
     assert f"{api}, " in leading.claim, leading.claim
     assert HERE in leading.evidence["where"], leading
     assert leading.evidence["where"].endswith(method.__qualname__), leading
+
+
+def test_the_arguments_of_a_call_of_a_backward_function_are_its_own(reference: Path, tmp_path: Path) -> None:
+    Job("backward").train(tmp_path / "run")
+    leading = compare(tmp_path / "run", reference).findings[0]
+    assert "argument 1 is 2.5 and not 2.0" in leading.claim, leading.claim
+    assert leading.evidence["where"].endswith("Scaled.backward"), leading
 
 
 def test_a_schedule_of_another_length_is_named_with_the_rate(reference: Path, tmp_path: Path) -> None:
