@@ -97,13 +97,17 @@ def test_a_loss_that_is_not_finite_is_named(judge):
 
 
 def test_gradients_that_are_scaled_are_no_suspects_beside_others(judge):
-    first, last = difference("gradient", "a.weight", 0.5, 4), difference("gradient", "b.weight", 0.1, 5, is_scaled=True)
+    first, last = difference("gradient", "a.weight", 0.5, 4), difference("gradient", "b.weight", 0.1, 5, rest=1e-4)
     others = [value for value in healthy().differences if value.kind != "gradient"]
     verdict = judge(MeasuredStep([*others, first, last]))
     assert verdict.parting.where == "backward: a.weight"
     assert "(1 of 2; 1 more are scaled" in verdict.parting.says[0]
-    verdict = judge(MeasuredStep([*others, last, replace(first, is_scaled=True, ratio=1.5)]))
+    verdict = judge(MeasuredStep([*others, last, replace(first, rest=1e-4, ratio=1.5)]))
     assert verdict.parting.says[1].startswith("Each rank has multiplied its own by another number")
+    # what rounding leaves of a factor is as large as what it makes of any
+    rounded = replace(last, rest=7e-7, rel=8e-7 + 1e-9)
+    verdict = judge(MeasuredStep([*others, replace(first, rest=9e-3), rounded]))
+    assert verdict.parting.where == "backward: a.weight"
 
 
 def test_of_an_update_by_a_closure_raw_gradients_are_taken(judge):
@@ -117,9 +121,9 @@ def test_of_an_update_by_a_closure_raw_gradients_are_taken(judge):
     assert agrees.not_compared.startswith("Not compared: weights before the first update")
     assert "differs as the backward pass leaves them" in judge(step(0.5)).parting.says[0]
     # by how much a sum is divided, and where, is of the layout, unless the loss is another too
-    assert judge(step(0.5, is_scaled=True, ratio=0.5)).parting is None
+    assert judge(step(0.5, rest=1e-4, ratio=0.5)).parting is None
     half = Arm({number: loss / 2 for number, loss in REF.losses.items()})
-    assert judge(step(0.5, is_scaled=True, ratio=0.5), arm=half).parting.where == "forward: the loss"
+    assert judge(step(0.5, rest=1e-4, ratio=0.5), arm=half).parting.where == "forward: the loss"
     assert judge(MeasuredStep(outputs)).unclear == "no gradient was recorded in both"
 
 

@@ -26,7 +26,7 @@ ENOUGH = 1 / 3
 LOSS = "the loss"
 _LOSS_UNIT = 2.0**-23
 """Of a loss that a run shows: two roundings of float32, as its own and that of an average."""
-_ALMOST = 1e-3
+_ALMOST = 0.01
 """Share of a difference that need not be a factor, for it to be called one."""
 
 
@@ -60,9 +60,17 @@ class Floors:
 
     def times(self, step: int, difference: NamedDifference) -> float:
         """The difference over what rounding makes of it."""
+        return times_expected(difference.rel or 0.0, self._expected(step, difference))
+
+    def is_scaled(self, step: int, difference: NamedDifference) -> bool:
+        """True if all of the difference is a factor, but for what rounding makes and a hundredth of it."""
+        if difference.rest is None or difference.rel is None:
+            return False
+        return difference.rest <= max(_ALMOST * difference.rel, LIMIT * self._expected(step, difference))
+
+    def _expected(self, step: int, difference: NamedDifference) -> float:
         floor = self.values.get((step, *difference.key), 0.0)
-        expected = max(floor, self.kinds.get((step, difference.kind), 0.0), difference.unit)
-        return times_expected(difference.rel or 0.0, expected)
+        return max(floor, self.kinds.get((step, difference.kind), 0.0), difference.unit)
 
 
 @dataclass(frozen=True)
@@ -177,12 +185,12 @@ def _apart_backward(begun: MeasuredStep, step: int, floors: Floors, *, loss_agre
     beyond = [(floors.times(step, gradient), gradient) for gradient in gradients]
     beyond = [(times, gradient) for times, gradient in beyond if times > LIMIT]
     are_raw = bool(beyond) and beyond[0][1].kind == "raw gradient"
-    if are_raw and all(gradient.is_scaled for _, gradient in beyond) and loss_agrees:
+    if are_raw and all(floors.is_scaled(step, gradient) for _, gradient in beyond) and loss_agrees:
         return None  # by how much a sum is divided, and where, is of the layout
     if not beyond:
         return None
     # what is scaled follows from the norm of all gradients, or all are scaled
-    suspects = [pair for pair in beyond if not pair[1].is_scaled]
+    suspects = [pair for pair in beyond if not floors.is_scaled(step, pair[1])]
     is_factor = not suspects
     suspects = suspects or beyond
     # the last parameter of the forward pass has the first gradient of the backward pass

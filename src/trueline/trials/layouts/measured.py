@@ -36,8 +36,6 @@ KINDS: Mapping[tuple[str, str], Kind] = {
 }
 """What values are by phase and kind: a gradient is what the optimizer takes, a raw one what a backward pass leaves."""
 _REPLICAS_DIFFER = "replicas differ"
-_REST = 0.01
-"""Share of a difference that is left without a factor where the factor is all there is to it."""
 _SAME_RATIO = 1e-5
 """Share by which norms of one gradient may differ in groups of ranks: sums of float32 in another order."""
 
@@ -47,7 +45,7 @@ class NamedDifference:
     """A value of an arm and its twin of the reference. ``rel`` is their relative L2 difference, inf where one alone is
     not finite, None where they were not compared (``note`` says why); ``ratio`` that of their norms. ``unit`` is the
     rounding of their dtype, ``position`` the index in the order of execution, ``ranks`` those of the arm that have it.
-    It ``is_scaled`` where all of the difference is a factor, or one a rank for the pieces that ranks hold.
+    ``rest`` is what is left of it without a factor, or one a rank for the pieces that ranks hold; None: not measured.
     """
 
     kind: Kind
@@ -59,7 +57,7 @@ class NamedDifference:
     ratio: float | None = None
     note: str = ""
     ranks: tuple[int, ...] = ()
-    is_scaled: bool = False
+    rest: float | None = None
 
     @property
     def key(self) -> tuple[Kind, str]:
@@ -197,8 +195,8 @@ def _differences(pairs: Sequence[Pair], rank: int | None) -> Iterator[NamedDiffe
         unit = UNIT_ROUNDOFF.get(coarser(pair.mine.dtype, pair.theirs.dtype), 0.0)
         rel = math.inf if distance.nonfinite_differ else distance.rel
         note = pair.mine.note or pair.theirs.note
-        is_scaled = kind in ("gradient", "raw gradient") and _is_scaled(pair.mine, pair.theirs, rel)
-        yield NamedDifference(*head, rel, unit, _ratio(pair.mine, pair.theirs), note, pair.mine.ranks, is_scaled)
+        rest = _rest(pair.mine, pair.theirs, rel) if kind in ("gradient", "raw gradient") else None
+        yield NamedDifference(*head, rel, unit, _ratio(pair.mine, pair.theirs), note, pair.mine.ranks, rest)
 
 
 def _kind(value: Value) -> Kind | None:
@@ -220,19 +218,20 @@ def _norm(value: Value) -> float | None:
     return None if value.load is None else float(np.linalg.norm(np.asarray(value.load(), np.float64)))
 
 
-def _is_scaled(value: Value, twin: Value, rel: float | None) -> bool:
-    """True if a multiple of ``twin`` is left, whole or in equal pieces of as many ranks, but for a hundredth of the
-    difference ``rel``.
+def _rest(value: Value, twin: Value, rel: float | None) -> float | None:
+    """What is left of the difference ``rel`` without the nearest multiple of ``twin``, of the whole or of equal pieces
+    of as many ranks, over the norm of ``twin``; None where there is none, or nothing was stored.
     """
     if not rel or not math.isfinite(rel) or value.load is None or twin.load is None or value.shape != twin.shape:
-        return False
+        return None
     numbers, ref_numbers = (np.asarray(side.load(), np.float64) for side in (value, twin) if side.load is not None)
-    tolerance = _REST * rel * float(np.linalg.norm(ref_numbers))
-    cuts = [(0, 1), *((axis, len(value.ranks)) for axis, size in enumerate(value.shape) if size >= len(value.ranks))]
-    if not value.shape:
-        return True
-    return any(
-        _left_by_factors(np.array_split(numbers, pieces, axis), np.array_split(ref_numbers, pieces, axis)) <= tolerance
+    norm = float(np.linalg.norm(ref_numbers))
+    num_pieces = len(value.ranks)
+    cuts = [(0, 1), *((axis, num_pieces) for axis, size in enumerate(value.shape) if size >= num_pieces)]
+    if not value.shape or not norm:
+        return None
+    return min(
+        _left_by_factors(np.array_split(numbers, pieces, axis), np.array_split(ref_numbers, pieces, axis)) / norm
         for axis, pieces in cuts
     )
 
