@@ -1,9 +1,9 @@
 """Train jobs whose device flips one bit now and then, watched with replays, and healthy jobs; rewrite README.md.
 
-    python -m benchmarks.replays [--jobs 10] [--steps 300] [--healthy 1000]
+    python -m benchmarks.replays [--jobs 10] [--steps 300] [--healthy 1000] [--ranked 4]
 
 --jobs is how many jobs are trained for each row, of --steps steps; --healthy how many steps of each healthy model are
-done again. In one process, on the CPU.
+done again; --ranked how many jobs of four ranks are trained for each row. On the CPU.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from benchmarks.page import arguments, head, table, write
 from torch import Tensor, nn
 from torch.nn import functional
@@ -41,6 +42,11 @@ done again; a job in which nothing was seen counts with all its steps, also in w
 HEALTHY = """\
 Ten healthy models, of which three do not repeat themselves (a kernel that adds up in another order each time stands in
 as noise in the last bit). An alarm is a finding; *cannot tell* is the answer where kernels do not repeat themselves."""
+
+RANKED = """\
+Four ranks under DDP, one of which flips bits as above, in the exponent. Ranks also run the batch of the next one.
+*Named* is the answer of `replay-differs` where it is this rank alone; `others` counts jobs in which it named more or
+another."""
 
 BITS = {"exponent": 1 << 27, "mantissa, last bit": 1, "sign": -(1 << 31)}
 FIRST = 10
@@ -178,6 +184,48 @@ def healthy(steps: int) -> Iterator[tuple[Any, ...]]:
         yield name, len(rows), differing, answer
 
 
+FAULTY = 2
+"""The rank of four that flips bits."""
+
+
+def train_ranked(rank: int, store: str, out: str, rate: float, every: int, steps: int, seed: int) -> None:
+    """One of four ranks, by itself a process."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
+    torch.manual_seed(seed)
+    model = nn.parallel.DistributedDataParallel(mlp())
+    updates = torch.optim.SGD(model.parameters(), lr=0.05)
+    torch.manual_seed(100 * seed + rank)
+    flips = Flips(rate if rank == FAULTY else 0.0, BITS["exponent"], products=3, seed=seed)
+    plan = {"preset": "audit", "replay": every, "every": 1000, "influence": 10**9}
+    with flips, trueline.watch(model, updates, out=out, plan=plan):
+        for _ in range(steps):
+            functional.cross_entropy(model(torch.randn(16, 16)), torch.randint(10, (16,))).backward()
+            updates.step()
+            updates.zero_grad()
+    dist.destroy_process_group()
+
+
+def ranked(jobs: int, steps: int) -> Iterator[tuple[Any, ...]]:
+    """The rows of the table of four ranks."""
+    for rate in (1.0, 0.1, 0.01, 0.0):
+        named = others = silent = 0
+        first: list[int] = []
+        for seed in range(jobs):
+            with tempfile.TemporaryDirectory() as folder:
+                out = str(Path(folder) / "run")
+                given = (str(Path(folder) / "store"), out, rate, 10, steps + FIRST, seed)
+                torch.multiprocessing.spawn(train_ranked, given, nprocs=4)
+                try:
+                    findings = replay_differs.check(trueline.open_run(out))
+                except CannotTell:
+                    findings = []
+            ranks = {rank for finding in findings for rank in finding.ranks}
+            named, others, silent = named + (ranks == {FAULTY}), others + bool(ranks - {FAULTY}), silent + (not ranks)
+            first += [finding.step_first - FIRST + 1 for finding in findings[:1] if finding.step_first is not None]
+        yield rate, jobs, named, others, silent, f"{statistics.median(first):.0f}" if first else "–"
+
+
 def cost(steps: int) -> Iterator[tuple[Any, ...]]:
     """The rows of the third table: CPU time over that of a job that is not watched, in turns."""
     intervals = (None, 0, 100, 10, 1)
@@ -196,16 +244,32 @@ def cost(steps: int) -> Iterator[tuple[Any, ...]]:
 
 def main() -> None:
     """Train all and write the page."""
-    chosen = arguments(__doc__, jobs=10, steps=300, healthy=1000).parse_args()
-    command = f"python -m benchmarks.replays --jobs {chosen.jobs} --steps {chosen.steps} --healthy {chosen.healthy}"
+    chosen = arguments(__doc__, jobs=10, steps=300, healthy=1000, ranked=4).parse_args()
+    command = f"python -m benchmarks.replays --jobs {chosen.jobs} --steps {chosen.steps} --healthy {chosen.healthy} "
+    command += f"--ranked {chosen.ranked}"
     page = head("Work that is done again", command=command)
     header = ("every", "rate", "bit", "seen", "share expected", "mean steps until then", "expected")
     found = table(header, faulty(chosen.jobs, chosen.steps), right={0, 1, 3, 4, 5, 6})
+    header = ("rate", "jobs", "named", "others", "nothing", "median first step")
+    of_ranks = table(header, ranked(chosen.ranked, chosen.steps), right={0, 1, 2, 3, 4, 5})
     header = ("model", "steps done again", "differ", "alarms")
     alarms = table(header, healthy(chosen.healthy), right={1, 2, 3})
     header = ("every", "CPU time over watching without")
     costs = table(header, cost(chosen.steps), right={0, 1})
-    write(__file__, page, ABOUT, found, "## Healthy models", HEALTHY, alarms, "## Cost", costs)
+    write(
+        __file__,
+        page,
+        ABOUT,
+        found,
+        "## One of four ranks",
+        RANKED,
+        of_ranks,
+        "## Healthy models",
+        HEALTHY,
+        alarms,
+        "## Cost",
+        costs,
+    )
 
 
 if __name__ == "__main__":
