@@ -99,7 +99,7 @@ class LayoutsTrial:
         parted = [arm for arm in arms if arm.parting is not None]
         unjudged = [arm for arm in arms if arm.other_job or arm.unclear]
         if parted:
-            next_lines = [self._compare(arm.name) for arm in parted[:1]]
+            next_lines = [self._compare(arm.name, arm.parting.step) for arm in parted[:1] if arm.parting is not None]
             credible = [f"{arm.name}: {arm.parting.where}" for arm in parted if arm.parting is not None]
             return self._answered("confirmed", says, next_lines, credible, [_finding(arm, ref) for arm in parted])
         if unjudged:
@@ -107,11 +107,11 @@ class LayoutsTrial:
             return self._answered("undecided", says, then if any(arm.other_job for arm in unjudged) else ())
         return self._answered("excluded", [*says, "Losses that part later by as much as these are no fault."])
 
-    def _compare(self, name: str) -> str:
+    def _compare(self, name: str, step: int) -> str:
         """The command that shows the call and its line."""
         folders = {entry["arm"]: entry["codes"][0] for entry in self.runs.log if entry["showed"] is not None}
         paths = [str(Path(folders[arm]) / RUN) for arm in (name, self.job.ref)]
-        return shlex.join(["trueline", "compare", *paths, "--step", "0"])
+        return shlex.join(["trueline", "compare", *paths, "--step", str(step)])
 
     def _answered(
         self,
