@@ -164,7 +164,9 @@ def _cell(case: Case, told: Told) -> str:
 
 
 def _silent(told: Told) -> str:
-    return told.error.strip().splitlines()[-1][:80] if told.error else "no" if told.words else "yes"
+    if told.error:
+        return told.error.strip().splitlines()[-1][:80]
+    return "no" if told.words else "yes"
 
 
 if __name__ == "__main__":

@@ -72,7 +72,11 @@ DEFECTS: tuple[Case, ...] = (
         (('        torch.set_rng_state(saved["random"])\n', ""),),
         ("self.drop(h)", "set_rng_state"),
     ),
-    Case("data order", (('        draw.set_state(saved["order"])\n', ""),), ("torch.randperm", "set_state(saved")),
+    Case(
+        "data order",
+        (('        draw.set_state(saved["order"])\n', ""),),
+        ("torch.randperm", "set_state(saved", "order(draw)"),
+    ),
     Case(
         "cosine horizon",
         (("STEPS, HORIZON = 2, 3, 12", "STEPS, HORIZON = 2, 3, 24"),),
