@@ -109,7 +109,7 @@ _passed = variants(
     ranks=(0,),
     world_size=1,
     family=SCHEDULES,
-    causes=("schedule-length",),
+    causes=("schedule-declared-for-another-length",),
 )
 
 ENTRIES = (

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from trueline.capture.trial.checkpoints import FILE, KeptCheckpoints, _path_of
+from trueline.capture.trial.checkpoints import CHANGES_FILES, FILE, KeptCheckpoints, _path_of
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def guard(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     folder.mkdir()
     guard = KeptCheckpoints(str(folder))
-    for module, names in {os: ("replace", "remove"), shutil: ("rmtree",), torch: ("save",)}.items():
+    for module, names in {**CHANGES_FILES, torch: ("save",)}.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))  # and put back what is installed
     return guard, folder

@@ -31,6 +31,8 @@ PLURAL = re.compile(r" (?:other |equal |recorded |such )?([a-z]+[a-rt-z]s)\b")
 
 
 MANY = {
+    "capture/trial/faults/settings.py len(parts) modules",
+    "trials/drill/drill.py asked.num_steps steps",
     "laws/replicas/buffers_overwritten.py len(steps) steps",
     "judge/facts/model.py len(names) names",
     "laws/initial_values/init_differs.py first.num_peers other layers",
