@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any
 
 import torch
@@ -22,8 +23,9 @@ class OutsideCalls:
     does, while it is attached.
     """
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
+    def __init__(self, record: MethodType) -> None:
+        # what is put in torch's place would keep the owner, and the model that it has
+        self._record: Callable[[], Record | None] = weakref.WeakMethod(record)
         self._functions: dict[Any, Function] = {}
         names = (name for name in _NAMES if hasattr(torch, name))
         self._patches = [Patch(torch, name, calling_of(self._run)) for name in names]
@@ -38,9 +40,10 @@ class OutsideCalls:
 
     @unseen
     def _run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if is_tracing():
+        record = self._record()
+        if record is None or is_tracing():
             return original(*args, **kwargs)
         function = self._functions.get(original)
         if function is None:
             function = self._functions[original] = Function(original)
-        return self._record(function, lambda: original(*args, **kwargs), args, kwargs, sys._getframe(2))
+        return record(function, lambda: original(*args, **kwargs), args, kwargs, sys._getframe(2))

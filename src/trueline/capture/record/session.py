@@ -585,7 +585,9 @@ class Session:
 
     def fail(self, error: Exception) -> None:
         """Stop recording after an exception of Trueline's."""
-        self._broken, self._is_early, self._error = True, False, error
+        # kept until a model is known to which it can be said; its frames would keep the job's objects
+        self._error = error.with_traceback(None) if self._is_early else None
+        self._broken, self._is_early = True, False
         self._unhook()
         self._buffer.begin(self._buffer.step)
         self._failed(error)
