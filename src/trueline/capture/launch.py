@@ -100,11 +100,11 @@ class Attachment:
 
     def wait(self) -> None:
         """Listen for optimizers, DDP modules and the first training forward pass."""
-        plan = Plan.load(plan_given())
-        if plan.bits_alone:
-            from trueline.capture.record.early import begin_early  # nothing of it is imported where it is not asked for
+        # nothing of it is imported or read where it is not asked for
+        if (keys := plan_given()).get("preset") == "bits":
+            from trueline.capture.record.early import begin_early
 
-            begin_early(plan)
+            begin_early(Plan.load(keys))
         call_sites.listen("DataLoader", "DistributedSampler", "optimizer", "eval")
         loads.listen()
         constructed_rates.listen()

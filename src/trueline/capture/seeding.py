@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from trueline.capture.dropout import NOT_SEEN, switch_dropout
-from trueline.capture.model.world import is_initialised, world_size
+from trueline.capture.model.world import launched_rank, world_size
 from trueline.schema.errors import InputError
 
 MAX_SEED = 2**32 - 1
@@ -67,7 +66,7 @@ def seed_all(
 ) -> SeedReport:
     """See ``trueline.seed_all``."""
     _require(seed, deterministic, dropout)
-    rank = _rank()
+    rank = launched_rank()
     rank_seed = (seed + rank) % (MAX_SEED + 1) if per_rank else seed
     unseen = list(_hash_order(seed))
     random.seed(rank_seed)
@@ -100,13 +99,6 @@ def _require(seed: object, deterministic: object, dropout: object) -> None:
         raise InputError(
             f"dropout is {dropout!r}. Pass False to turn it off, True to turn it on again, or leave it out."
         )
-
-
-def _rank() -> int:
-    if is_initialised():
-        return dist.get_rank()
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdigit() else 0
 
 
 def _torch_streams() -> Iterator[str]:

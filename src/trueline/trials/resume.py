@@ -25,17 +25,13 @@ from trueline.store.reader import Run
 from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.same_fault import Outcome
-from trueline.trials.frame.trial import Answer, Arm, Job, TrialAnswer, Undecided
-from trueline.trials.frame.watched_job import RUN, run_watched
+from trueline.trials.frame.trial import PLACEHOLDER, Answer, Job, TrialAnswer, Undecided
+from trueline.trials.frame.watched_job import EVERY_STEP, RUN, run_watched
 
 UNINTERRUPTED, UP_TO, RESTARTED = "uninterrupted", "up to the restart", "restarted"
 QUESTION = "Is the job after a restart the one that was never stopped?"
-PLAN = {"preset": "workers", "every": 1, "params_every": 1, "budget": 1.0}
-"""Everything at every step: runs are short, and are compared and not timed."""
 AGAIN = "again"
 """The Run of the start that resumes, beside that of the first."""
-PLACEHOLDER = "{folder}"
-"""In the command: a folder of the run's own, the same for both starts of one."""
 STATES, STREAMS, RATE = "optimizer states", "random streams", "learning rate"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "weights": ("param_digests",),
@@ -94,9 +90,9 @@ class RestartedJob:
     def _start(self, run_folder: Path, name: str, updates: int, *words: str) -> str:
         """Why a start told nothing, '' where it left a Run of this name."""
         files = str((run_folder / "files").absolute())
-        job = self.job.with_words([word.replace(PLACEHOLDER, files) for word in (*self.job.words, *words)])
+        job = self.job.with_words((*self.job.words, *words)).saving_in(files)
         changes = {"updates": updates, "seed": self.seed}
-        _, why = run_watched(job, run_folder / name, plan=PLAN, changes=changes)
+        _, why = run_watched(job, run_folder / name, plan=EVERY_STEP, changes=changes)
         return why and f"{'the start that resumes' if name == AGAIN else 'the job'}: {why}"
 
 
@@ -153,10 +149,7 @@ class ResumeTrial:
             return self._answered("undecided", [why.says], why.then)
 
     def _run(self, arm: str) -> Side:
-        while self.runs.outcome(Way(arm)) is None:
-            continue
-        entry = next(entry for entry in reversed(self.runs.log) if entry["arm"] == arm and entry["showed"] is not None)
-        (folder,) = entry["codes"]
+        (folder,) = self.runs.entry_with_outcome(Way(arm))["codes"]
         try:
             return Side(Run(Path(folder) / (AGAIN if arm == RESTARTED else RUN)))
         except RunError as error:
@@ -235,14 +228,10 @@ class ResumeTrial:
         credible: Sequence[str] = (),
         findings: Sequence[Finding] = (),
     ) -> TrialAnswer:
-        names = dict.fromkeys(entry["arm"] for entry in self.runs.log)
-        arms = [
-            Arm(name, sum(entry["arm"] == name for entry in self.runs.log), int(name == RESTARTED and bool(credible)))
-            for name in names
-        ]
+        arms = self.runs.arms_by(lambda name, _: int(name == RESTARTED and bool(credible)))
         return self.runs.end(
             TrialAnswer(
-                *("resume", QUESTION, answer, tuple(says), tuple(arms), tuple(then), tuple(credible)),
+                *("resume", QUESTION, answer, tuple(says), arms, tuple(then), tuple(credible)),
                 findings=tuple(findings),
             )
         )

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import os
 import sys
 import time
 import uuid
@@ -32,6 +33,12 @@ def world_size(process_group: dist.ProcessGroup | None = None) -> int:
 def own_rank() -> int:
     """The global rank of this process; 0 where no group is initialised."""
     return dist.get_rank() if is_initialised() else 0
+
+
+def launched_rank() -> int:
+    """The global rank of this process, also before ranks have met: as the launcher says, 0 where it says none."""
+    text = os.environ.get("RANK", "")
+    return dist.get_rank() if is_initialised() else int(text) if text.isdecimal() else 0
 
 
 def ranks_of(process_group: dist.ProcessGroup | None = None) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from trueline.capture.model.world import launched_rank
 from trueline.capture.record.session import Session
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
@@ -18,8 +19,7 @@ _sessions: list[Session] = []
 
 def begin_early(plan: Plan) -> None:
     """Record calls from now on, by ``plan``, for the first model that is watched."""
-    rank = int(os.environ.get("RANK", 0))
-    if _sessions or plan.steps[0] > 0 or not plan.bits_alone or not plan.records_on(rank):
+    if _sessions or plan.steps[0] > 0 or not plan.bits_alone or not plan.records_on(launched_rank()):
         return
     unwritten: list[Record] = []  # a step is written when it ends, and by then the session is taken
     session = Session(nn.Module(), plan=plan, write=unwritten.append, failed=_passed_over)

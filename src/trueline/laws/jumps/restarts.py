@@ -34,7 +34,9 @@ def describe_restart(run: Run, finding: Finding) -> Finding:
     """
     step = finding.step_first
     start = None if step is None else max((at for at in run.restarts if at <= step), default=None)
-    if start is not None and step is not None and step - start <= FILLING and _has_lost_states(run, start):
+    is_soon = step is not None and start is not None and step - start <= FILLING
+    change = _changed_params(run, start) if start is not None and is_soon else None
+    if start is not None and change is not None and not change[0] and _has_lost_states(run, start):
         return replace(
             finding,
             claim=f"{finding.claim} The job was started again at step {start}, with an optimizer that holds none of "
@@ -45,7 +47,6 @@ def describe_restart(run: Run, finding: Finding) -> Finding:
     if step is None or step != start:
         return replace(finding, evidence={**finding.evidence, "kind": ["within-start"]})
     claim = f"{finding.claim} The job was started again at step {step}."
-    change = _changed_params(run, step)
     if change is None:
         return replace(finding, claim=claim, evidence={**finding.evidence, "kind": ["at-restart"]})
     names, num_params = change
@@ -68,10 +69,7 @@ def describe_restart(run: Run, finding: Finding) -> Finding:
 
 
 def _has_lost_states(run: Run, step: int) -> bool:
-    """True where a rank goes on with the weights that were left, and with no state of the optimizer."""
-    change = _changed_params(run, step)
-    if change is None or change[0]:
-        return False
+    """True where a rank goes on with no state of the optimizer, and had some."""
     opening, closing = (run.texts(name) for name in ("opening_states", "closing_states"))
     return any(
         json.loads(text) and not json.loads(opening.get((step, rank), "{}"))

@@ -29,17 +29,13 @@ from trueline.trials.drill.sightings import Sighting, blamed, key_of, noteworthy
 from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.same_fault import Outcome
-from trueline.trials.frame.trial import Answer, Arm, Job, TrialAnswer, Undecided
-from trueline.trials.frame.watched_job import RUN, run_watched
+from trueline.trials.frame.trial import PLACEHOLDER, Answer, Job, TrialAnswer, Undecided
+from trueline.trials.frame.watched_job import AFTER, RUN, run_watched
 
 UNDISTURBED = "undisturbed"
 QUESTION = "Which faults would be seen in this job, and after how many steps?"
-PLACEHOLDER = "{folder}"
-"""In the command: a folder of the run's own."""
 SAVED = "saved.json"
 """What a job would have saved outside of that (``capture.trial.checkpoints``)."""
-_AFTER = 3
-"""Updates after the last step that is needed, so that it is on disk."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +56,14 @@ class DrilledJob:
         planted.mkdir()
         # a stop in mid-training also keeps a script from what it does at its end
         changes: dict[str, Any] = {
-            "updates": self.steps + _AFTER,
+            "updates": self.steps + AFTER,
             "seed": self.seed,
             "saves_in": str(run_folder.absolute()),
         }
         fault = next((fault for fault in (SHAM, *FAULTS) if fault.name == way.arm), None)
         if fault is not None:
             changes |= fault.change(at=self.at, rank=self.rank, folder=str(planted))
-        job = self.job.with_words([word.replace(PLACEHOLDER, str(files)) for word in self.job.words])
-        is_there, why = run_watched(job, run_folder / RUN, plan=self.plan, changes=changes)
+        is_there, why = run_watched(self.job.saving_in(str(files)), run_folder / RUN, plan=self.plan, changes=changes)
         return Outcome(False, why, codes=(str(run_folder.absolute()),)) if is_there else Outcome(None, why)
 
 
@@ -297,19 +292,16 @@ class DrillTrial:
         forecast = planted.end
         if fault.kind == "loss":
             # of the steps before, losses are larger and noise is other
-            forecast = steps_until_seen(undisturbed.run.between(planted.step, self.job.steps + _AFTER), fault.size)
+            forecast = steps_until_seen(undisturbed.run.between(planted.step, self.job.steps + AFTER), fault.size)
         return Row(fault, "", after, steps, sightings, planted, forecast, false_alarms)
 
     def _answered(
         self, answer: Answer, says: Sequence[str], then: Sequence[str] = (), rows: Sequence[Row] = ()
     ) -> TrialAnswer:
         names_seen = {row.fault.name for row in rows if row.state == "seen"}
-        names = dict.fromkeys(entry["arm"] for entry in self.runs.log)
-        arms = [
-            Arm(name, sum(entry["arm"] == name for entry in self.runs.log), int(name in names_seen)) for name in names
-        ]
+        arms = self.runs.arms_by(lambda name, _: int(name in names_seen))
         table = tuple(row.to_json() for row in rows)
-        return self.runs.end(TrialAnswer("drill", QUESTION, answer, tuple(says), tuple(arms), tuple(then), table=table))
+        return self.runs.end(TrialAnswer("drill", QUESTION, answer, tuple(says), arms, tuple(then), table=table))
 
 
 def _already(undisturbed: RunResult) -> list[str]:

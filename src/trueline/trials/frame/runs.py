@@ -126,6 +126,12 @@ class Runs:
         self._require_told(way.arm)
         return entry["showed"]
 
+    def entry_with_outcome(self, way: Way) -> Mapping[str, Any]:
+        """The entry of a run that told something, after as many as that takes; raises as ``outcome`` does."""
+        while self.outcome(way) is None:
+            continue  # it raises ``JobFails`` in the end
+        return self.log[-1]
+
     def _require_told(self, arm: str) -> None:
         is_told = [entry["showed"] is not None for entry in self.log if entry["arm"] == arm]
         # an arm that told something once may fail by chance; one that never did, will go on so
@@ -174,12 +180,15 @@ class Runs:
     @property
     def arms(self) -> tuple[Arm, ...]:
         """In the order of their first run."""
+        return self.arms_by(lambda _, entries: sum(entry["showed"] is True for entry in entries))
+
+    def arms_by(self, num_showed: Callable[[str, Sequence[Mapping[str, Any]]], int]) -> tuple[Arm, ...]:
+        """Arms in the order of their first run; ``num_showed`` of an arm and its entries is in how many of these it
+        showed what the trial is about.
+        """
         names = dict.fromkeys(entry["arm"] for entry in self.log)
         entries_by_arm = {name: [entry for entry in self.log if entry["arm"] == name] for name in names}
-        return tuple(
-            Arm(name, len(entries), sum(entry["showed"] is True for entry in entries))
-            for name, entries in entries_by_arm.items()
-        )
+        return tuple(Arm(name, len(entries), num_showed(name, entries)) for name, entries in entries_by_arm.items())
 
     @property
     def seconds(self) -> float:

@@ -20,6 +20,8 @@ SCHEMA = 1
 """Of the document that ``TrialAnswer.to_json`` makes; raised when a field changes meaning."""
 
 TAIL_LINES = 3
+PLACEHOLDER = "{folder}"
+"""In a command: a folder of the run's own, in which the job saves."""
 Answer = Literal["confirmed", "excluded", "undecided"]
 
 
@@ -144,6 +146,10 @@ class Job:
     def with_words(self, words: Sequence[str] | None) -> Job:
         """A copy with another command line; None: this job."""
         return self if words is None else replace(self, words=tuple(words))
+
+    def saving_in(self, folder: str) -> Job:
+        """A copy whose command line has ``folder`` in place of ``PLACEHOLDER``."""
+        return self.with_words([word.replace(PLACEHOLDER, folder) for word in self.words])
 
     def run(self, environ: Mapping[str, str], *, printed: Path, folder: Path | None = None) -> Ended:
         """Run it to its end, in ``folder`` (None: here); whatever it started ends with it. Raises ``OSError`` where it

@@ -19,7 +19,9 @@ from trueline.trials.frame.trial import Job, how_it_ended
 RUN = "run"
 """The Run in the folder of each run."""
 
-_AFTER = 3
+EVERY_STEP = {"preset": "workers", "every": 1, "params_every": 1, "budget": 1.0}
+"""The Plan of runs that are compared and not timed: everything at every step."""
+AFTER = 3
 """Updates after the last step that is needed: that one ends with the next, and what ranks learn of each other comes
 one step later.
 """
@@ -68,7 +70,7 @@ class WatchedJob:
 
     def up_to(self, step: int) -> dict[str, int]:
         """The change by which a run ends once ``step`` is recorded."""
-        return {"updates": step + _AFTER}
+        return {"updates": step + AFTER}
 
     def plan_says(self) -> list[str]:
         """Lines of the plan: what is looked for, and what each run is."""
@@ -86,7 +88,7 @@ class WatchedJob:
         )
         if not is_there:
             return Outcome(None, why)
-        return outcome_of(str(run_path), self.target, ended=why, last_step=changes["updates"] - _AFTER)
+        return outcome_of(str(run_path), self.target, ended=why, last_step=changes["updates"] - AFTER)
 
 
 def _seconds(run: Run) -> float | None:

@@ -78,8 +78,7 @@ class KnobTrial:
     # -- endpoints --------------------------------------------------------------------------------------------------
 
     def _endpoints(self) -> None:
-        while self.runs.outcome(self.way(SHAM, ())) is None:
-            pass  # it raises ``JobFails`` in the end
+        self.runs.entry_with_outcome(self.way(SHAM, ()))
         self._take(list(self.find()))
         while self.runs.counts(BASE, SHAM).showed or self.runs.counts(BASE).runs < PATIENCE:
             for arm in self._shuffled(BASE, SHAM, OFF):

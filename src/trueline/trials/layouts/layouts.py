@@ -21,7 +21,7 @@ from trueline.schema.text.words import counted, listed
 from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.same_fault import Outcome
-from trueline.trials.frame.trial import Answer, Arm, Job, TrialAnswer, Undecided
+from trueline.trials.frame.trial import Answer, Job, TrialAnswer, Undecided
 from trueline.trials.frame.watched_job import RUN, run_watched
 from trueline.trials.layouts.judged import Floors, JudgedArm, judged_arm
 from trueline.trials.layouts.measured import ArmRuns
@@ -77,9 +77,7 @@ class LayoutsTrial:
         return self._judged(arms)
 
     def _run(self, way: Way) -> ArmRuns:
-        while self.runs.outcome(way) is None:
-            continue
-        (folder,) = self.runs.log[-1]["codes"]
+        (folder,) = self.runs.entry_with_outcome(way)["codes"]
         try:
             arm = ArmRuns.opened(Path(folder) / RUN)
         except RunError as error:
@@ -121,12 +119,11 @@ class LayoutsTrial:
         credible: Sequence[str] = (),
         findings: Sequence[Finding] = (),
     ) -> TrialAnswer:
-        names = dict.fromkeys(entry["arm"] for entry in self.runs.log)
         showed = {text.partition(":")[0] for text in credible}
-        arms = [Arm(name, sum(entry["arm"] == name for entry in self.runs.log), int(name in showed)) for name in names]
+        arms = self.runs.arms_by(lambda name, _: int(name in showed))
         return self.runs.end(
             TrialAnswer(
-                *("layouts", QUESTION, answer, tuple(says), tuple(arms), tuple(then), tuple(credible)),
+                *("layouts", QUESTION, answer, tuple(says), arms, tuple(then), tuple(credible)),
                 findings=tuple(findings),
             )
         )

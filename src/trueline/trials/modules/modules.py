@@ -25,7 +25,7 @@ from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.frame.trial import Answer, Job, TrialAnswer, Undecided
-from trueline.trials.frame.watched_job import run_watched
+from trueline.trials.frame.watched_job import AFTER, run_watched
 from trueline.trials.modules.stored import modules_stored, step_stored, write_stored
 from trueline.trials.modules.wrong import RecordedValues, Wrong, wrong_modules
 
@@ -33,7 +33,6 @@ ARM = "fed"
 QUESTION = "Which modules make something else of what they were given in a run that is as it should be?"
 ALONE = "modules:alone"
 """What is told of a call that the job makes and the good run does not."""
-_AFTER = 3
 _ROUNDINGS = 100.0
 """Roundings of float32 by which what arrives at a module may differ without a word: code between modules is short."""
 _UNIT = 2.0**-24
@@ -58,7 +57,7 @@ class FedJob:
         met.mkdir()
         plan = {**self.plan, "depth": "tensor", "steps": [self.step, self.step + 1]}
         feed = {"folder": str(self.write()), "step": self.step}
-        changes = {"updates": self.step + _AFTER, "met": str(met), "feed": feed}
+        changes = {"updates": self.step + AFTER, "met": str(met), "feed": feed}
         is_there, why = run_watched(self.job, run_path, plan=plan, changes=changes)
         if not is_there:
             return Outcome(None, why)

@@ -21,7 +21,7 @@ from trueline.schema.text.words import counted, listed
 from trueline.store.reader import Run
 from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Runs, Way
-from trueline.trials.frame.trial import Answer, Arm, TrialAnswer, Undecided
+from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided
 from trueline.trials.remedy.effect import Effect, effect_of
 from trueline.trials.remedy.treated_job import BASE, NOT_FINITE, REMEDY, SHAM, Measure, TreatedJob, Treatment, Ways
 
@@ -183,17 +183,10 @@ class RemedyTrial:
     ) -> TrialAnswer:
         wrong = [base_entry["measured"] for base_entry in self._entries_of(BASE) if base_entry["measured"] < NOT_FINITE]
         half = max(sum(wrong) / len(wrong) / 2, 0.0) if wrong else 0.0
-        arms = [
-            Arm(
-                arm,
-                len([1 for entry in self.runs.log if entry["arm"] == arm]),
-                sum(entry["measured"] > half for entry in self._entries_of(arm)),
-            )
-            for arm in dict.fromkeys(entry["arm"] for entry in self.runs.log)
-        ]
+        arms = self.runs.arms_by(lambda arm, _: sum(entry["measured"] > half for entry in self._entries_of(arm)))
         verdicts = tuple(credible) or ("recovers", "partly", "no effect")
         return self.runs.end(
-            TrialAnswer("remedy", self.question, answer, tuple(says), tuple(arms), tuple(then), verdicts, self.error)
+            TrialAnswer("remedy", self.question, answer, tuple(says), arms, tuple(then), verdicts, self.error)
         )
 
 

@@ -17,7 +17,7 @@ from trueline.store.reader import Run
 from trueline.trials.frame.runs import Way
 from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.frame.trial import Job
-from trueline.trials.frame.watched_job import run_watched
+from trueline.trials.frame.watched_job import AFTER, run_watched
 from trueline.trials.knobs.catalogue import IN_PROCESS, Switch, switch_named, with_off
 
 BASE, REMEDY, SHAM = "base", "remedy", "sham"
@@ -32,7 +32,6 @@ NOT_FINITE = 1e30
 """For what is wrong with a run whose loss is not finite: more than any loss, and a number in JSON."""
 
 PLAN = {"preset": "workers", "every": 1, "budget": 1.0}
-_AFTER = 3
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class TreatedJob:
         """Run it; raises ``OSError`` where the command cannot be started."""
         run_path, met = (run_folder / "run").absolute(), (run_folder / "met").absolute()
         met.mkdir()
-        changes = {"updates": self.measure.last + _AFTER, "met": str(met), **way.changes}
+        changes = {"updates": self.measure.last + AFTER, "met": str(met), **way.changes}
         job = self.job.with_words(way.words)
         is_there, why = run_watched(job, run_path, plan=PLAN, changes=changes, environ=way.environ)
         if not is_there:

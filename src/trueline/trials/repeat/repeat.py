@@ -23,14 +23,12 @@ from trueline.trials.frame.chance import most_rate
 from trueline.trials.frame.runs import JobFails, Runs, Way
 from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.frame.trial import Answer, Job, TrialAnswer
-from trueline.trials.frame.watched_job import run_watched
+from trueline.trials.frame.watched_job import AFTER, run_watched
 from trueline.trials.repeat.in_place import InPlaceJob, InPlaceTrial
 
 FIRST, AGAIN = "first", "again"
 QUESTION = "Do the first steps repeat themselves bit for bit, and which operation does not?"
 
-_AFTER = 3
-"""Updates after the last step that is recorded at which a run ends."""
 
 _ADVICE = (
     "Look for random numbers that no seed reaches (time, numpy.random.default_rng(), os.urandom, another process); "
@@ -57,7 +55,7 @@ class RepeatedJob:
         """Run it; raises ``OSError`` where the command cannot be started."""
         run_path = (run_folder / "run").absolute()
         plan = {"preset": "bits", "steps": [0, self.steps]}
-        changes = {"updates": self.steps + _AFTER, "seed": self.seed}
+        changes = {"updates": self.steps + AFTER, "seed": self.seed}
         _, why = run_watched(self.job, run_path, plan=plan, changes=changes)
         if why:
             return Outcome(None, why)

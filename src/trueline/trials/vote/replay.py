@@ -12,10 +12,7 @@ from trueline.store.reader import Run
 from trueline.trials.frame.runs import Way
 from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.frame.trial import Job
-from trueline.trials.frame.watched_job import run_watched
-
-PLAN = {"preset": "workers", "every": 1, "params_every": 1, "budget": 1.0}
-"""Everything at every step: replays are short, and are compared and not timed."""
+from trueline.trials.frame.watched_job import AFTER, EVERY_STEP, run_watched
 
 _COLUMNS = {
     "samples": ("sample_digests",),
@@ -29,8 +26,6 @@ _ON_CPU = (
     "it ran on the CPU, whichever devices it was shown: name with --variable what it reads, or put {devices} into the "
     "command"
 )
-_AFTER = 3
-"""Updates after the last step that is compared at which a run ends."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +54,9 @@ class ReplayedJob:
     def __call__(self, way: Way, run_folder: Any) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
         run_path = (run_folder / "run").absolute()
-        changes = {"updates": self.steps + _AFTER, "seed": self.seed, "deterministic": self.deterministic}
+        changes = {"updates": self.steps + AFTER, "seed": self.seed, "deterministic": self.deterministic}
         job = self.job.with_words(way.words)
-        _, why = run_watched(job, run_path, plan=PLAN, changes=changes, environ=way.environ)
+        _, why = run_watched(job, run_path, plan=EVERY_STEP, changes=changes, environ=way.environ)
         if why:
             return Outcome(None, why)
         try:

@@ -23,7 +23,7 @@ from trueline.schema.text.words import counted, listed
 from trueline.trials.frame.asked import Asked, Prepared, require_share
 from trueline.trials.frame.chance import Counts, clean_runs_needed, most_rate
 from trueline.trials.frame.runs import OutOfRuns, Runs
-from trueline.trials.frame.trial import Answer, Arm, TrialAnswer, Undecided
+from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided
 from trueline.trials.shrink.axes import ranks_started
 from trueline.trials.vote.groups import PLACEHOLDER, Group, Groups, devices_named, variables_of
 from trueline.trials.vote.replay import FirstApart, ReplayedJob, first_apart
@@ -274,19 +274,13 @@ class VoteTrial:
         credible: Sequence[str] = (),
         findings: Sequence[Finding] = (),
     ) -> TrialAnswer:
-        names = dict.fromkeys(entry["arm"] for entry in self.runs.log)
         agreed = self._majority()
-        arms = [
-            Arm(
-                name,
-                len(entries := [entry for entry in self.runs.log if entry["arm"] == name]),
-                sum(entry["showed"] is not None and tuple(entry["codes"]) != agreed for entry in entries),
-            )
-            for name in names
-        ]
+        arms = self.runs.arms_by(
+            lambda _, entries: sum(entry["showed"] is not None and tuple(entry["codes"]) != agreed for entry in entries)
+        )
         return self.runs.end(
             TrialAnswer(
-                *("vote", QUESTION, answer, tuple(says), tuple(arms), tuple(then), tuple(credible), self.error),
+                *("vote", QUESTION, answer, tuple(says), arms, tuple(then), tuple(credible), self.error),
                 findings=tuple(findings),
             )
         )

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from trueline.capture.model import patches
 from trueline.capture.model.layout import clean_name
 from trueline.capture.model.untraced import Hook, in_backward
-from trueline.capture.model.world import is_initialised, own_rank, world_size
+from trueline.capture.model.world import is_initialised, launched_rank, world_size
 
 
 class PlantedFault:
@@ -147,9 +147,7 @@ class PlantedFault:
 
 def own_place() -> tuple[int, int]:
     """Own rank and number of ranks, also before they have met."""
-    if is_initialised():
-        return own_rank(), world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    return launched_rank(), world_size() if is_initialised() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
