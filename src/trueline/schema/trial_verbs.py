@@ -401,7 +401,7 @@ _DRILL = Verb(
 
     The script stays as it is; {folder} in the command stands for a folder of the run's own. A fault that touched
     nothing was not planted, and counts neither as seen nor as not seen. confirmed: the table is there. Exit code 0:
-    that; 3: undecided.
+    that; 3: undecided, as where no fault could be planted.
 
     Example: trueline trial drill -- torchrun --nproc-per-node 2 train.py
     """,

@@ -91,6 +91,11 @@ def test_a_fault_that_touched_nothing_was_not_planted(tmp_path):
     assert "1 cannot be planted in it" in answer.says[0]
 
 
+def test_a_drill_that_planted_nothing_is_undecided(tmp_path):
+    answer = drilled(tmp_path, "schedule", "nan", fails=("nan",), touched=0)
+    assert (answer.answer, answer.exit_code, len(answer.table)) == ("undecided", 3, 2)
+
+
 def test_of_one_process_nothing_between_ranks_is_planted(tmp_path):
     answer = drilled(tmp_path, "not-reduced", ranks=1)
     assert answer.table[0]["otherwise"] == "one process: no other rank"

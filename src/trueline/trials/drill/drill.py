@@ -242,7 +242,9 @@ class DrillTrial:
         says = [*_already(undisturbed), *_saved_text(undisturbed), *_sham_text(sham, of_sham), *_counts(rows)]
         unseen = any(row.state == "not seen" for row in rows)
         then = [self.next_command] if unseen and self.next_command else []
-        return self._answered("confirmed", says, then, rows)
+        # where nothing was planted nothing was tried, and the job can rely on nothing that is known
+        is_untried = bool(rows) and all(row.why for row in rows)
+        return self._answered("undecided" if is_untried else "confirmed", says, then, rows)
 
     def _undisturbed(self) -> RunResult:
         """Raises ``Undecided`` where it is too short for a fault."""

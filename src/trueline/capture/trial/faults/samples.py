@@ -50,7 +50,7 @@ class OtherLabels(_OfDraws):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._drawn: weakref.WeakKeyDictionary[Any, deque[list[int]]] = weakref.WeakKeyDictionary()
+        self._draws: weakref.WeakKeyDictionary[Any, deque[list[int]]] = weakref.WeakKeyDictionary()
         self._num_classes = 0
 
     def install(self) -> None:
@@ -59,13 +59,13 @@ class OtherLabels(_OfDraws):
 
     def in_place_of(self, indices: Any, iterator: Any) -> Any:
         if isinstance(indices, list):
-            self._drawn.setdefault(iterator, deque()).append(indices)
+            self._draws.setdefault(iterator, deque()).append(indices)
         return indices
 
     def _around_next(self, original: Callable[..., Any], iterator: Any) -> Any:
         batch = original(iterator)
         # batches come in the order in which they were drawn, whoever fetches them
-        indices = drawn.popleft() if (drawn := self._drawn.get(iterator)) else None
+        indices = draws.popleft() if (draws := self._draws.get(iterator)) else None
         labels = labels_of(batch)
         if self.is_on and indices is not None and labels is not None and len(labels) == len(indices):
             self._spoil(labels, indices)
@@ -78,13 +78,13 @@ class OtherLabels(_OfDraws):
             label = labels[row]
             chosen = torch.rand(label.shape, generator=draws) < self._size
             if label.is_floating_point():
-                other = 1 - label if bool(((label >= 0) & (label <= 1)).all()) else -label
+                wrong = 1 - label if bool(((label >= 0) & (label <= 1)).all()) else -label
             else:
                 # what is ignored stays ignored
                 chosen &= label >= 0
                 shift = torch.randint(1, self._num_classes, label.shape, generator=draws)
-                other = (label + shift) % self._num_classes
-            labels[row] = torch.where(chosen, other, label)
+                wrong = (label + shift) % self._num_classes
+            labels[row] = torch.where(chosen, wrong, label)
             self.touch("", int(chosen.sum()))
 
 
@@ -93,11 +93,11 @@ def labels_of(batch: Any) -> Tensor | None:
     tensors = list(leaves(batch))
     labels = [x for name, x in tensors if name in LABELS]
     is_pair = isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[-1], Tensor)
-    found = labels[0] if len(labels) == 1 else batch[-1] if is_pair and not labels else None
-    if found is None or not found.dim() or found.device.type != "cpu":
+    target = labels[0] if len(labels) == 1 else batch[-1] if is_pair and not labels else None
+    if target is None or not target.dim() or target.device.type != "cpu":
         return None
     # inputs that are their own labels would change, too
-    return found if sum(x.data_ptr() == found.data_ptr() for _, x in tensors) == 1 else None
+    return target if sum(x.data_ptr() == target.data_ptr() for _, x in tensors) == 1 else None
 
 
 class OtherOrder(_OfDraws):
@@ -112,9 +112,9 @@ class OtherOrder(_OfDraws):
         if self._order is None or len(self._order) != size:
             self._order = torch.randperm(size, generator=torch.Generator().manual_seed(1)).tolist()
         order = self._order
-        others = order[indices] if isinstance(indices, int) else [order[index] for index in indices]
-        self.touch("", int(others != indices))
-        return others
+        shuffled = order[indices] if isinstance(indices, int) else [order[index] for index in indices]
+        self.touch("", int(shuffled != indices))
+        return shuffled
 
 
 class SameSamples(_OfDraws):
@@ -139,6 +139,6 @@ class SameSamples(_OfDraws):
                 self._waits = False
                 return indices
             time.sleep(0.002)
-        others = json.loads(path.read_text(encoding="utf-8"))
-        self.touch("", int(others != indices))
-        return others
+        indices_read = json.loads(path.read_text(encoding="utf-8"))
+        self.touch("", int(indices_read != indices))
+        return indices_read
