@@ -35,7 +35,7 @@ class Arrived:
 @contextlib.contextmanager
 def lossy_link(loses: Callable[[int], bool]) -> Iterator[None]:
     """Below whoever calls it, the half of a transfer of which ``loses`` is true of its number is not there."""
-    received = dist.ProcessGroup.recv
+    received = vars(dist.ProcessGroup)["recv"]  # what getattr gives is bound to no group any more once it is put back
     number = -1
 
     def recv(group: Any, tensors: list[torch.Tensor], *args: Any) -> Any:

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
+from gallery.laws.transfers import lossy_link
 from tests.unit.capture.probes.test_probes import STEP
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -87,3 +88,10 @@ def test_beside_receives_from_any_rank_none_is_compared(probe):
     dist.recv(x, 1, tag=5)
     _, received = numbers(probe)
     assert len(received) == 2
+
+
+def test_a_link_that_lost_data_is_put_back_as_it_was():
+    before = vars(dist.ProcessGroup)["recv"]
+    with lossy_link(lambda number: True):
+        pass
+    assert vars(dist.ProcessGroup)["recv"] is before
