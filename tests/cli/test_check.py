@@ -4,18 +4,24 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from sarif_pydantic import Sarif
 from tests.cli import in_process
 from tests.simulated_epochs import Size, same_batches
 from tests.unit.healthy_run import healthy_rows, sample_rows, write_run
 
 import trueline as public
+from trueline.judge.check_run import CheckReport
 from trueline.judge.registry import installed_checks
 from trueline.render.ci import junit
+from trueline.render.ci.sarif import sarif
+from trueline.schema.finding import Finding, Where
+from trueline.schema.judged import Judged
 from trueline.schema.site import SITE_FORM
 
 NUM_CHECKS = len(installed_checks())
@@ -118,6 +124,44 @@ def test_junit_is_xml_with_a_case_for_each_check(trueline, runs, name, code):
 
 def test_characters_that_no_xml_may_hold_are_replaced():
     assert junit._clean("a\x00\x1b[1m\ud800b\n<&>") == "a\ufffd\ufffd[1m\ufffdb\n<&>"
+
+
+@pytest.mark.parametrize(("name", "code"), [("healthy", 0), ("faulty", 1), ("empty", 3)])
+def test_sarif_has_a_result_for_each_finding_and_is_not_green_where_nothing_can_be_told(trueline, runs, name, code):
+    document = json.loads(trueline("check", runs / name, "--json").stdout)
+    done = trueline("check", runs / name, "--format", "sarif")
+    assert done.returncode == code
+    Sarif.model_validate_json(done.stdout)
+    (run,) = json.loads(done.stdout)["runs"]
+    levels = {"error": "error", "warning": "warning", "confirm": "note", "info": "note"}
+    results = [(result["ruleId"], result["level"]) for result in run["results"]]
+    unjudged = [("cannot-tell", "error")] if code == 3 else []
+    assert results == [*unjudged, *((finding["code"], levels[finding["severity"]]) for finding in document["findings"])]
+    assert {rule["id"] for rule in run["tool"]["driver"]["rules"]} == {rule for rule, _ in results}
+    assert run["invocations"] == [{"executionSuccessful": code != 3, "exitCode": code}]
+    assert run["properties"]["verdict"] == document["verdict"]
+
+
+def test_sarif_points_at_the_line_within_the_repository_or_at_the_script(tmp_path):
+    drift = Finding("replica-drift", "error", "Rank 1 drifts.", ranks=(1,))
+    places = (Where(), Where(file=str(tmp_path / "my train.py"), line=24), Where(file="/usr/lib/x.py", line=2))
+    report = CheckReport(
+        "run",
+        tuple(replace(drift, where=where, step_first=step) for step, where in enumerate(places)),
+        Judged(()),
+        job=("torchrun", "jobs/train.py"),
+    )
+    results = json.loads(sarif(report, tmp_path))["runs"][0]["results"]
+    locations = [result["locations"][0]["physicalLocation"] for result in results]
+    assert [place["artifactLocation"] for place in locations] == [
+        {"uri": "jobs/train.py", "uriBaseId": "%SRCROOT%"},
+        {"uri": "my%20train.py", "uriBaseId": "%SRCROOT%"},
+        {"uri": "file:///usr/lib/x.py"},
+    ]
+    assert [place["region"]["startLine"] for place in locations] == [1, 24, 2]
+    assert results[1]["message"]["text"] == "rank 1, since step 1: Rank 1 drifts."
+    fingerprints = [result["partialFingerprints"]["trueline/v1"] for result in results]
+    assert fingerprints == [finding.id for finding in report.findings]
 
 
 def test_format_and_json_contradict_each_other(trueline, runs):

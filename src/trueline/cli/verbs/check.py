@@ -26,8 +26,8 @@ def command(
     run: RunPath = LATEST,
     ref: Ref = None,
     format: Annotated[
-        Literal["github", "junit"] | None,
-        typer.Option(help="Print GitHub annotations, or JUnit XML.", show_default=False),
+        Literal["github", "junit", "sarif"] | None,
+        typer.Option(help="Print GitHub annotations, JUnit XML, or SARIF for code scanning.", show_default=False),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Say of every check that did not run why, also of those that do not apply.")
@@ -48,6 +48,7 @@ def command(
     from trueline.judge.check_run import check
     from trueline.render.ci.github import annotations
     from trueline.render.ci.junit import junit
+    from trueline.render.ci.sarif import sarif
     from trueline.schema.errors import InputError
 
     if json and format is not None:
@@ -62,6 +63,8 @@ def command(
         print_commands(annotations(report), sys.stdout)
     elif format == "junit":
         print(junit(report))
+    elif format == "sarif":
+        print(sarif(report))
     else:
         print_report(screen(), report, all_reasons=every, facts=facts)
     raise typer.Exit(report.exit_code)

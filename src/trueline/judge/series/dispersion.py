@@ -200,7 +200,7 @@ def _spread(values_TN: Floats) -> tuple[Floats, Floats, Floats]:
         mean_T = filled_TN.sum(axis=1) / count_T
         square_T = np.where(np.isnan(values_TN), 0.0, (values_TN - mean_T[:, None]) ** 2).sum(axis=1)
         std_T = np.sqrt(square_T / (count_T - 1))
-    range_T = _over_measured(np.fmax, values_TN) - _over_measured(np.fmin, values_TN)
+        range_T = _over_measured(np.fmax, values_TN) - _over_measured(np.fmin, values_TN)
     return tuple(np.where(enough_T, values, np.nan) for values in (std_T, range_T, mean_T))  # type: ignore[return-value]
 
 

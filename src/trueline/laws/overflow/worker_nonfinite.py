@@ -79,6 +79,7 @@ from trueline.schema.text.words import capitalized, named_some, of_ranks, ranks_
 from trueline.store.reader import Run
 
 CODE = "worker-nonfinite"
+CALLS = {"": ("backward",)}
 QUESTION = "nonfinite"
 NEEDS: tuple[str, ...] = ("loss", "grad_nonfinite", "param_grad_norms")
 FOLLOWS = ByStep()

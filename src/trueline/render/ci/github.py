@@ -6,8 +6,11 @@ https://docs.github.com/en/actions/reference/workflow-commands-for-github-action
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trueline.render.ci.places import path_within
 from trueline.render.wording import visible
 from trueline.schema.live import whose_and_since, with_advice
 
@@ -29,11 +32,19 @@ def annotations(report: CheckReport) -> str:
 
 def _annotation(finding: Finding) -> str:
     title = " · ".join((finding.code, *whose_and_since(finding)))
-    return _line(_COMMANDS[finding.severity], title, with_advice(finding.claim, finding))
+    where = finding.where
+    place: dict[str, object] = {}
+    # a file of another place is no line of the pull request
+    if where.file is not None and (path := path_within(Path.cwd(), where.file)) is not None:
+        place = {"file": path, "line": where.line}
+    return _line(_COMMANDS[finding.severity], title, with_advice(finding.claim, finding), place)
 
 
-def _line(kind: str, title: str, text: str) -> str:
-    return f"::{kind} title={_escaped(title, _IN_PROPERTY)}::{_escaped(text, _IN_TEXT)}"
+def _line(kind: str, title: str, text: str, place: Mapping[str, object] | None = None) -> str:
+    properties = ",".join(
+        f"{name}={_escaped(str(value), _IN_PROPERTY)}" for name, value in {**(place or {}), "title": title}.items()
+    )
+    return f"::{kind} {properties}::{_escaped(text, _IN_TEXT)}"
 
 
 def _escaped(text: str, replacements: dict[str, str]) -> str:

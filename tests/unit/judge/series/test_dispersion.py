@@ -54,6 +54,13 @@ def test_a_worker_alone_has_no_spread(tmp_path):
     assert np.isnan(found.loss_range[2:]).all()
 
 
+@pytest.mark.filterwarnings("error")
+def test_losses_that_are_infinite_on_all_workers_say_nothing_on_the_screen(tmp_path):
+    rows = healthy_rows(2, 3)
+    rows[1, 0]["loss"] = rows[1, 1]["loss"] = float("inf")
+    assert np.isnan(dispersion(write_run(tmp_path, rows)).loss_range[1])
+
+
 def test_workers_that_did_not_measure_are_left_out(tmp_path):
     rows = healthy_rows(3, 1)
     del rows[0, 1]["loss"]
