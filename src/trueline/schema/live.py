@@ -35,7 +35,7 @@ class LiveSink(Protocol):
     process; it may be slow, hang or raise.
     """
 
-    def numbers(self, several: Sequence[Numbers]) -> None:
+    def numbers(self, rows: Sequence[Numbers]) -> None:
         """Take the series of further steps, in order."""
         ...
 

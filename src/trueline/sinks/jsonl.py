@@ -26,8 +26,8 @@ class JsonLines:
     def __init__(self, file: IO[str]) -> None:
         self._file = file
 
-    def numbers(self, several: Sequence[Numbers]) -> None:
-        self._write(*(step_numbers.to_json() for step_numbers in several))
+    def numbers(self, rows: Sequence[Numbers]) -> None:
+        self._write(*(step_numbers.to_json() for step_numbers in rows))
 
     def finding(self, finding: Finding) -> None:
         self._write(finding_document(finding))

@@ -33,13 +33,13 @@ class MLflow:
     def __init__(self, client: Any, run_id: str) -> None:
         self._client, self._id = client, run_id
 
-    def numbers(self, several: Sequence[Numbers]) -> None:
+    def numbers(self, rows: Sequence[Numbers]) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
         metrics = [
             Metric(f"trueline.{name}", value, now_ms, step_numbers.step)
-            for step_numbers in several
+            for step_numbers in rows
             for name, value in step_numbers.values.items()
         ]
         for begin in range(0, len(metrics), MAX_METRICS):

@@ -37,9 +37,9 @@ class Prometheus:
             "trueline_findings", "findings reported", ["run", "code", "severity"], registry=self.registry
         )
 
-    def numbers(self, several: Sequence[Numbers]) -> None:
+    def numbers(self, rows: Sequence[Numbers]) -> None:
         """Set each gauge to its latest value, and ``trueline_step`` to the latest step."""
-        for step_numbers in several:
+        for step_numbers in rows:
             for name, value in (*step_numbers.values.items(), ("step", step_numbers.step)):
                 if name not in self._gauges:
                     self._gauges[name] = self._make(f"trueline_{name}", f"{name}, of the latest step that has it")

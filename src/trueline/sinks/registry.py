@@ -2,8 +2,9 @@
 
 Ours and those of other packages enter by one door, the group ``trueline.sinks``. A sink is a module with
 ``open_sink(target, run)``, which returns a ``LiveSink`` and imports its library only then, and ``LIBRARY``, the name of
-the package that it needs ('' for none). It may have ``require_ready()``, which raises ``InputError`` where it surely
-cannot be opened, as where nobody is logged in: asked before a job is started.
+the package that it needs ('' for none), with ``INSTALL`` where pip calls that otherwise. Asked before a job is started,
+``require_target(target)`` raises ``InputError`` for a target that cannot be, and ``require_ready()`` where it surely
+cannot be opened, as where nobody is logged in; it may have both.
 """
 
 from __future__ import annotations
@@ -65,12 +66,21 @@ def opener(text: str) -> Callable[[str], LiveSink]:
     if not hasattr(module, "open_sink"):
         raise InputError(f"Sink '{name}' in {modules[name]} lacks open_sink. A sink is a module with open_sink.")
     library = getattr(module, "LIBRARY", "")
-    if library and importlib.util.find_spec(library) is None:
-        package = library.replace("_", "-")
+    if library and not _installed(library):
+        package = getattr(module, "INSTALL", library.replace("_", "-"))
         raise InputError(f"Sink '{name}' needs the package {package}, which is not installed: pip install {package}.")
     if not colon and not getattr(module, "DEFAULT", ""):
         raise InputError(f"Sink '{name}' has no target. Write {name}:TARGET, for example {name}:{_example(name)}.")
+    if hasattr(module, "require_target"):
+        module.require_target(target or module.DEFAULT)
     return partial(module.open_sink, target or module.DEFAULT)
+
+
+def _installed(library: str) -> bool:
+    try:
+        return importlib.util.find_spec(library) is not None
+    except ModuleNotFoundError:  # a package that it would be in is missing
+        return False
 
 
 def at_home(text: str) -> str:
@@ -87,10 +97,13 @@ def installed_sinks() -> dict[str, str]:
     return own_sinks | installed
 
 
-OWN_SINKS: tuple[str, ...] = ("jsonl", "tensorboard", "webhook", "prometheus", "wandb", "mlflow")
+OWN_SINKS: tuple[str, ...] = ("jsonl", "tensorboard", "webhook", "prometheus", "wandb", "mlflow", "otlp")
 
 
 def _example(name: str) -> str:
-    return {"webhook": "https://hooks.example/T0", "prometheus": "9400", "mlflow": "http://localhost:5000"}.get(
-        name, f"runs/{name}"
-    )
+    return {
+        "webhook": "https://hooks.example/T0",
+        "prometheus": "9400",
+        "mlflow": "http://localhost:5000",
+        "otlp": "http://localhost:4318",
+    }.get(name, f"runs/{name}")

@@ -26,8 +26,8 @@ class TensorBoard:
         self._writer = writer
         self._num_findings = 0
 
-    def numbers(self, several: Sequence[Numbers]) -> None:
-        for step_numbers in several:
+    def numbers(self, rows: Sequence[Numbers]) -> None:
+        for step_numbers in rows:
             for name, value in step_numbers.values.items():
                 self._writer.add_scalar(f"trueline/{name}", value, step_numbers.step)
         self._writer.flush()

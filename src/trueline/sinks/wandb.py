@@ -81,8 +81,8 @@ class WandB:
     def __init__(self, run: Any) -> None:
         self._run = run
 
-    def numbers(self, several: Sequence[Numbers]) -> None:
-        for step_numbers in several:
+    def numbers(self, rows: Sequence[Numbers]) -> None:
+        for step_numbers in rows:
             self._run.log(
                 {"trueline/step": step_numbers.step}
                 | {f"trueline/{k}": value for k, value in step_numbers.values.items()}

@@ -32,7 +32,7 @@ class Webhook:
     def __init__(self, url: str, *, run: str) -> None:
         self._url, self._run = url, run
 
-    def numbers(self, several: Sequence[Numbers]) -> None:
+    def numbers(self, rows: Sequence[Numbers]) -> None:
         """Nothing: a channel is for what went wrong."""
 
     def finding(self, finding: Finding) -> None:
