@@ -99,5 +99,5 @@ def test_plan_files_keep_to_their_schema(trueline):
 def test_a_name_that_has_no_schema_is_refused_with_those_that_have(trueline):
     assert trueline("schema", "chek")[::2] == (
         2,
-        "trueline: There is no JSON Schema of 'chek'. There are those of check, diagnose, live, plan.\n",
+        "trueline: There is no JSON Schema of 'chek'. There are those of check, diagnose, wait, live, plan.\n",
     )

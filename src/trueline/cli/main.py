@@ -33,6 +33,7 @@ from trueline.cli.verbs import (
     trial,
     verify,
     view,
+    wait,
 )
 from trueline.render.wording import visible
 from trueline.schema.errors import CannotTell, TruelineError
@@ -48,7 +49,7 @@ for panel, verbs in zip(
     GROUPS,
     (
         (demo, run, plan, collect),
-        (check, confirm, diagnose, facts, view, report, info, explain, verify),
+        (check, wait, confirm, diagnose, facts, view, report, info, explain, verify),
         (compare, diff, calibrate, env),
         (trial,),
         (import_, export),

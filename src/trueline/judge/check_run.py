@@ -100,6 +100,11 @@ class CheckReport(Shown):
         """The answer to what caused the incident at a place in ``incidents``."""
         return next(verdict for verdict in self.causes if verdict.incident == incident)
 
+    @property
+    def cause_named(self) -> str | None:
+        """The slug of what most likely caused the first incident; None where there is none, or nothing is likely."""
+        return self.cause(0).cause if self.incidents and self.cause(0).is_likely else None
+
     @cached_property
     def verdict(self) -> Verdict:
         """All of it in one sentence."""
@@ -231,7 +236,7 @@ class CheckReport(Shown):
             "status": self.verdict.for_programs,
             "exit_code": self.exit_code,
             "verdict": self.verdict.line,
-            "cause": self.cause(0).cause if self.incidents and self.cause(0).is_likely else None,
+            "cause": self.cause_named,
             "actions": [action.to_json() for action in self.actions],
             "confirm": [{"id": finding.id} | finding.to_json() for finding in self.to_confirm],
             "facts": [] if self.facts is None else [fact.to_json() for fact in self.facts.facts],

@@ -44,6 +44,13 @@ def data_parallel_ranks(run: Run) -> list[int]:
     return [rank for rank in run.ranks if rank in members]
 
 
+def written_by_all(run: Run) -> int:
+    """The last step that every compared rank has written: -1 where one has written none. A rank that is late would look
+    like one that differs.
+    """
+    return min((run.last_steps.get(rank, -1) for rank in data_parallel_ranks(run)), default=-1)
+
+
 def several_workers(run: Run) -> list[int]:
     """``data_parallel_ranks`` where there are two or more; raises ``CannotTell`` otherwise."""
     ranks = data_parallel_ranks(run)

@@ -9,12 +9,13 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from trueline.judge.actions import Action
+from trueline.judge.awaited import Stop
 from trueline.judge.causes.verdicts import CauseVerdict
 from trueline.judge.facts.base_rates import BaseRate
 from trueline.judge.facts.fact import Area
 from trueline.judge.incidents import Incident
 from trueline.schema.errors import InputError
-from trueline.schema.finding import Finding
+from trueline.schema.finding import Finding, Severity, Where
 from trueline.schema.judged import NotRun, Question, State
 from trueline.schema.plan import Plan
 
@@ -92,6 +93,39 @@ class DiagnoseDocument(TypedDict):
     notes: list[str]
 
 
+class BriefFinding(TypedDict):
+    """Of a finding, or of what is to confirm, what it takes to decide what to read next."""
+
+    id: str
+    code: str
+    severity: Severity
+    claim: str
+    ranks: list[int]
+    step_first: int | None
+    where: Where
+
+
+class WaitDocument(TypedDict):
+    """What `trueline wait` prints."""
+
+    schema: Literal[1]
+    run: str
+    until: str
+    reached: bool
+    stop: Stop
+    status: Literal["fault", "confirm", "fine", "cannot-tell"]
+    exit_code: Literal[0, 1, 3]
+    verdict: str
+    cause: str | None
+    ended: bool
+    num_steps: int
+    step_last: int | None
+    waited_s: float
+    actions: list[Action]
+    findings: list[BriefFinding]
+    left_out: dict[str, int]
+
+
 class NumbersLine(TypedDict):
     """A line of the sink ``jsonl`` with the series of one step."""
 
@@ -122,6 +156,7 @@ def _with_ids(schema: dict[str, Any]) -> dict[str, Any]:
 _MAKE_SCHEMA: dict[str, Callable[[], dict[str, Any]]] = {
     "check": lambda: _with_ids(TypeAdapter(CheckDocument).json_schema(mode="serialization")),
     "diagnose": lambda: TypeAdapter(DiagnoseDocument).json_schema(mode="serialization"),
+    "wait": lambda: TypeAdapter(WaitDocument).json_schema(mode="serialization"),
     "live": _live_line,
     "plan": Plan.model_json_schema,
 }

@@ -104,6 +104,15 @@ def all_killed(run: Run) -> bool:
     return set(run.unclosed) >= set(run.env) and all(_end(run, rank) == "killed" for rank in run.unclosed)
 
 
+def has_ended(run: Run) -> bool:
+    """True if nobody writes the Run any more: every rank has closed it or was killed, or it was imported. Of one that
+    lies elsewhere nobody knows that a rank was killed.
+    """
+    if run.manifest.ended is not None or run.manifest.source:
+        return True
+    return bool(run.env) and all(_end(run, rank) == "killed" for rank in run.unclosed)
+
+
 def _end(run: Run, rank: int) -> End:
     """``unknown`` where no owner is named: a Run from elsewhere, or of a version that did not name any."""
     if "://" in run.path or not owner_left(run.path, rank):

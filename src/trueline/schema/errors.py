@@ -30,6 +30,10 @@ class RunError(InputError):
     """A directory is not a Run, or not one that this version can read."""
 
 
+class NoRunYet(RunError):
+    """Nothing is there, or what a job writes before it has described itself: a Run may come."""
+
+
 class RunExistsError(InputError):
     """An output path already holds something and overwriting was not asked for."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trueline.judge.check_run import check
-from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.compared_ranks import written_by_all
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
 from trueline.schema.live import Numbers
@@ -14,7 +14,6 @@ from trueline.schema.text.reading import why
 from trueline.sinks.series import Series
 from trueline.store.log.part_files import PartFiles
 from trueline.store.reader import Run
-from trueline.store.records.arrays import to_numpy
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Looks:
             if size == self._size and not last:
                 return News()
             self._size = size
-            whole_to = _whole_to(run, last=last)
+            whole_to = int(run.steps[-1]) if last and run.steps.size else written_by_all(run)
             report = check(run if last else run.before(whole_to + 1))
             numbers = tuple(self._series.take_new(run, whole_to=whole_to))
             return News(numbers, tuple(filter(self._is_new, report.findings)), ended)
@@ -73,14 +72,3 @@ class Looks:
         new = key not in self._reported
         self._reported.add(key)
         return new
-
-
-def _whole_to(run: Run, *, last: bool) -> int:
-    """The last step that every compared rank has written: -1 where one has written none."""
-    if not run.steps.size:
-        return -1
-    if last:
-        return int(run.steps[-1])
-    rank_R, step_R = to_numpy(run.column("rank")), to_numpy(run.column("step"))
-    written = [step_R[rank_R == rank] for rank in data_parallel_ranks(run)]
-    return min((int(steps.max()) if len(steps) else -1 for steps in written), default=-1)

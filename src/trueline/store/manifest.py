@@ -8,7 +8,7 @@ import posixpath
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from trueline.schema.errors import RunError
+from trueline.schema.errors import NoRunYet, RunError
 from trueline.schema.files.run_manifest import CommandEnd, Manifest
 from trueline.schema.text.documents import encode
 from trueline.store import file_names
@@ -28,12 +28,12 @@ def open_manifest(fs: AbstractFileSystem, root: str, path: str) -> Manifest:
             f"'{path}' cannot be reached ({type(error).__name__}: {error}). Check the address and your credentials."
         ) from None
     if not exists:
-        raise RunError(f"There is no Run at '{path}': nothing is there. Check the path.")
+        raise NoRunYet(f"There is no Run at '{path}': nothing is there. Check the path.")
     if not fs.isdir(root):
         raise RunError(f"'{path}' is a file, and a Run is a directory. Pass the directory that holds manifest.json.")
     names = names_in(fs, root)
     if file_names.MANIFEST not in names:
-        raise RunError(_not_a_run(fs, root, path, names))
+        raise _not_a_run(fs, root, path, names)
     try:
         data = fs.cat_file(posixpath.join(root, file_names.MANIFEST))
     except OSError as error:
@@ -49,12 +49,14 @@ def keep_end(path: str, end: CommandEnd) -> None:
     replace_file(os.path.join(path, file_names.MANIFEST), encode(manifest.model_dump()))
 
 
-def _not_a_run(fs: AbstractFileSystem, root: str, path: str, names: list[str]) -> str:
+def _not_a_run(fs: AbstractFileSystem, root: str, path: str, names: list[str]) -> RunError:
+    """The error of a directory without a manifest; of one in which a Run may yet begin ``NoRunYet``."""
     if not names:
-        return f"'{path}' is an empty directory, not a Run. Check the path, or record into it first."
+        return NoRunYet(f"'{path}' is an empty directory, not a Run. Check the path, or record into it first.")
     runs = [name for name in names if fs.exists(posixpath.join(root, name, file_names.MANIFEST))]
     if runs:
-        return f"'{path}' is not a Run but holds {len(runs)}: {', '.join(runs)}. Pass one of them."
-    return (
+        return RunError(f"'{path}' is not a Run but holds {len(runs)}: {', '.join(runs)}. Pass one of them.")
+    error = NoRunYet if all(map(file_names.belongs_to_run, names)) else RunError
+    return error(
         f"'{path}' is not a Run: it has no manifest.json. Pass a directory that trueline.watch or `trueline run` wrote."
     )

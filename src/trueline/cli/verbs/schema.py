@@ -10,7 +10,9 @@ import typer
 def command(
     name: Annotated[
         str,
-        typer.Argument(help="check (`check --json`), diagnose, live (a line of the sink jsonl), plan (a plan file)."),
+        typer.Argument(
+            help="check (`check --json`), diagnose, wait, live (a line of the sink jsonl), plan (a plan file)."
+        ),
     ],
 ) -> None:
     """Print the JSON Schema (2020-12) of a document that Trueline prints or reads.
