@@ -24,7 +24,9 @@ def open_sink(target: str, run: str) -> Prometheus:
 
 
 class Prometheus:
-    """The latest value of each series, and the number of findings by code and severity, all labelled with the Run."""
+    """The latest value of each series, and the number of findings by code, severity and the rank, node and device that
+    they name ('' for none or several), all labelled with the Run.
+    """
 
     def __init__(self, run: str, *, file: str = "") -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -33,9 +35,8 @@ class Prometheus:
         self._run, self._file = run, file
         self._make = lambda name, text: Gauge(name, text, ["run"], registry=self.registry)
         self._gauges: dict[str, Any] = {}
-        self._findings_counter = Counter(
-            "trueline_findings", "findings reported", ["run", "code", "severity"], registry=self.registry
-        )
+        labels = ["run", "code", "severity", "rank", "node", "device"]
+        self._findings_counter = Counter("trueline_findings", "findings reported", labels, registry=self.registry)
 
     def numbers(self, rows: Sequence[Numbers]) -> None:
         """Set each gauge to its latest value, and ``trueline_step`` to the latest step."""
@@ -47,7 +48,9 @@ class Prometheus:
         self._save()
 
     def finding(self, finding: Finding) -> None:
-        self._findings_counter.labels(self._run, finding.code, finding.severity).inc()
+        where = finding.where
+        machine = ("" if text is None else text for text in (where.rank, where.host, where.device))
+        self._findings_counter.labels(self._run, finding.code, finding.severity, *machine).inc()
         self._save()
 
     def close(self) -> None:
