@@ -97,7 +97,7 @@ def installed_sinks() -> dict[str, str]:
     return own_sinks | installed
 
 
-OWN_SINKS: tuple[str, ...] = ("jsonl", "tensorboard", "webhook", "prometheus", "wandb", "mlflow", "otlp")
+OWN_SINKS: tuple[str, ...] = ("jsonl", "tensorboard", "webhook", "prometheus", "wandb", "mlflow", "otlp", "trackio")
 
 
 def _example(name: str) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -160,3 +164,38 @@ def test_mlflow_reads_what_is_written(tmp_path, monkeypatch):
     assert run.data.tags["trueline.replica-drift"].startswith("error replica-drift, rank 2")
     history = client.get_metric_history(run.info.run_id, "trueline.loss")
     assert [(each.step, each.value) for each in history] == [(0, 1.5), (1, 1.25)]
+
+
+TRACKED = """
+import json, shutil
+from pathlib import Path
+from tests.unit.sinks.test_places import FINDING, KNOWN, NUMBERS, deliver
+from trueline.sinks.registry import opener
+said = deliver("trackio:project", NUMBERS, FINDING, KNOWN, run="/runs/a")
+from trackio import Api, utils
+from trackio.sqlite_storage import SQLiteStorage
+(run,) = Api().runs("project")
+rows = SQLiteStorage.get_logs("project", run.name)
+told = {"said": said, "name": run.name, "config": run.config, "alerts": run.alerts(), "rows": rows}
+shutil.rmtree(utils.TRACKIO_DIR)
+Path(utils.TRACKIO_DIR).write_text("no directory any more")
+told["lost"] = deliver("trackio:project", NUMBERS, FINDING, run="/runs/a")
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+def test_trackio_reads_what_is_written_and_a_disk_that_takes_nothing_is_said(tmp_path):
+    environ = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", TRACKED], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["said"], told["name"], told["config"]["trueline_run"]) == ([], "a", "/runs/a")
+    assert [(row["step"], row["trueline/loss"]) for row in told["rows"]] == [(0, 1.5), (1, 1.25)]
+    alerts = {alert["title"]: alert for alert in told["alerts"]}
+    drift = alerts["trueline: replica-drift"]
+    assert (drift["level"], drift["step"]) == ("error", 50)
+    assert drift["text"] == "error replica-drift, rank 2, since step 50: Rank 2 drifts.\nx"
+    assert alerts["trueline: rng-streams"]["level"] == "info"
+    (line,) = told["lost"]
+    assert line.startswith("sink it could not be closed: OSError: trackio failed to flush")
