@@ -57,6 +57,17 @@ def test_help_that_a_program_reads_is_neither_boxed_nor_wrapped_nor_padded(truel
     assert first in said, "a paragraph is a line"
 
 
+@pytest.mark.parametrize(
+    "words", [["check", "--help"], ["trial", "op", "--help"], ["check", "--no-such"], ["trial", "x"]]
+)
+def test_a_verb_that_is_prepared_alone_is_as_it_is_among_all(trueline, monkeypatch, words):
+    alone = trueline(*words)
+    verb = typer.main.get_command(command_line._of_verb(command_line.app, words))
+    assert list(verb.commands) == words[:1]
+    monkeypatch.setattr(command_line, "_of_verb", lambda verbs, words: verbs)
+    assert trueline(*words) == alone
+
+
 def test_help_on_a_terminal_is_as_wide_as_it_is(trueline, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "72")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -86,7 +88,7 @@ def main() -> None:
     """Run the command line; a TruelineError becomes one sentence on standard error and exit code 2 (3: cannot tell)."""
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
     try:
-        command = readable(typer.main.get_command(app))
+        command = readable(typer.main.get_command(_of_verb(app, sys.argv[1:])))
         (command if sys.stdout.isatty() else unboxed(command))(prog_name="trueline")
     except CannotTell as error:
         print(visible(f"trueline: {error}"), file=sys.stderr)
@@ -94,3 +96,18 @@ def main() -> None:
     except TruelineError as error:
         print(visible(f"trueline: {error}"), file=sys.stderr)
         sys.exit(2)
+
+
+def _of_verb(verbs: typer.Typer, words: Sequence[str]) -> typer.Typer:
+    """The ``verbs`` without those that ``words`` do not name, or all of them where they begin with none: to prepare all
+    takes longer than most verbs.
+    """
+    commands = [command for command in verbs.registered_commands if command.name in words[:1]]
+    groups = [copy.copy(group) for group in verbs.registered_groups if group.name in words[:1]]
+    if not commands and not groups:
+        return verbs
+    for group in groups:
+        group.typer_instance = group.typer_instance and _of_verb(group.typer_instance, words[1:])
+    of_verb = copy.copy(verbs)
+    of_verb.registered_commands, of_verb.registered_groups = commands, groups
+    return of_verb
