@@ -9,7 +9,9 @@ import typer
 
 from trueline.cli.verbs import report
 
-app = typer.Typer(no_args_is_help=True, help="Write what a Run holds for a browser, TensorBoard or Model Explorer.")
+app = typer.Typer(
+    no_args_is_help=True, help="Write what a Run holds for a browser, TensorBoard, Model Explorer or Perfetto."
+)
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
 
@@ -76,3 +78,35 @@ def model_explorer(
     save(target, json.dumps(document, ensure_ascii=False), kind="graph")
     nodes = document["graphs"][0]["nodes"]
     print(f"Graph: {target}, {counted(len(nodes), 'call')} of {document['label']}. Look: model-explorer {target}")
+
+
+@app.command("perfetto")
+def perfetto(
+    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    file: Annotated[str, typer.Option("-o", "--out", help="The trace to write.", metavar="FILE.pftrace")],
+    step: Annotated[int | None, typer.Option(help="The recorded step; the first, if not given.", min=0)] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write a trace for ui.perfetto.dev: ranks, their steps, the calls of a recorded step, collectives, incidents."""
+    from trueline.cli.waiting import waiting
+    from trueline.judge.check_run import check
+    from trueline.render.export.perfetto import Mark, write_perfetto
+    from trueline.render.output import replacing, writable_target
+    from trueline.schema.errors import InputError
+    from trueline.store.reader import Run
+
+    target = writable_target(file, overwrite=overwrite, kind="trace", example="run.pftrace")
+    opened = Run(run)
+    if step is not None and step not in opened.record_steps:
+        raise InputError(f"Step {step} of Run '{run}' was not recorded. `trueline info {run}` lists what was.")
+    chosen = int(opened.record_steps[0]) if step is None and opened.has_records else step
+    with waiting("Judging the Run and writing the trace"):
+        report = check(opened)
+        whole = tuple(range(report.judged.world_size))
+        marks = [
+            Mark(report.began(index), () if report.accused(index) == whole else report.accused(index), incident.title)
+            for index, incident in enumerate(report.incidents)
+        ]
+        with replacing(target, kind="trace") as temporary:
+            drawn = write_perfetto(opened, temporary, marks, step=chosen)
+    print(f"Trace: {target}, {drawn.text(chosen)}. Look: open it in https://ui.perfetto.dev")
