@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -27,7 +28,7 @@ from trueline.judge.series.iterations import may_part, parting_of
 from trueline.judge.watching_cost import watching_cost
 from trueline.judge.where import Machines, machine_text, machines_of, where_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
-from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of
+from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of, documents_of, ids_of
 from trueline.schema.judged import (
     EXIT_CODES,
     FEWEST_STEPS_OF_ONE,
@@ -163,16 +164,20 @@ class CheckReport(Shown):
     @property
     def actions(self) -> tuple[Action, ...]:
         """Next actions on all incidents, the gravest first; where nothing was found, those that look further."""
-        return actions_of([line for incident in self.incidents for line in self.advice(incident)] or self.next)
+        advice = [line for incident in self.incidents for line in self.advice(incident)]
+        if advice:
+            why = f"`trueline diagnose {shlex.quote(self.run)} --json`"
+            advice.append(f"What speaks for and against each cause, and what would settle it: {why}.")
+        asked = [line for finding in self.to_confirm for line in (*finding.next[:1], self._if_meant(finding))]
+        return actions_of(advice or [*asked, *self.next])
+
+    def _if_meant(self, finding: Finding) -> str:
+        return f"If it is meant: `trueline confirm {shlex.quote(self.run)} {finding.id}`."
 
     @property
     def ids(self) -> tuple[str, ...]:
         """Names of the findings, equal whenever this Run is checked: code, ranks, and what each is about."""
-        names = [finding.id for finding in self.findings]
-        return tuple(
-            name if names.index(name) == index else f"{name}.{names[: index + 1].count(name)}"
-            for index, name in enumerate(names)
-        )
+        return ids_of(self.findings)
 
     @cached_property
     def to_confirm(self) -> tuple[Finding, ...]:
@@ -228,23 +233,35 @@ class CheckReport(Shown):
     def _notes(self) -> Sequence[str]:
         return (*self.notes, *(f"not checked: {entry.check}: {entry.why}" for entry in self.checks_not_run))
 
-    def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
+    def head(self) -> dict[str, Any]:
+        """What documents on a Run begin with: what it comes to, and which questions have no answer, or one in part."""
         return {
-            "schema": SCHEMA,
             "run": self.run,
             "status": self.verdict.for_programs,
             "exit_code": self.exit_code,
             "verdict": self.verdict.line,
             "cause": self.cause_named,
+            "not_judged": [entry.question for entry in self.judged.of("open", "partly")],
+        }
+
+    def incident_documents(self) -> list[dict[str, Any]]:
+        """The incidents, with the names of their findings, which stay as they are where only some are shown."""
+        names = self.ids
+        return [
+            incident.to_json() | {"ids": [names[index] for index in incident.findings]} for incident in self.incidents
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "schema": SCHEMA,
+            **self.head(),
             "actions": [action.to_json() for action in self.actions],
             "confirm": [{"id": finding.id} | finding.to_json() for finding in self.to_confirm],
             "facts": [] if self.facts is None else [fact.to_json() for fact in self.facts.facts],
             "judged": self.judged.to_json(),
-            "incidents": [incident.to_json() for incident in self.incidents],
-            "findings": [
-                {"id": name} | finding.to_json() for name, finding in zip(self.ids, self.findings, strict=True)
-            ],
+            "incidents": self.incident_documents(),
+            "findings": documents_of(self.findings),
             "checks_run": list(self.checks_run),
             "checks_not_run": [entry.to_json() for entry in self.checks_not_run],
             "next": list(self.next),

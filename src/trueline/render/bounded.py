@@ -13,8 +13,8 @@ from trueline.render.wording import UNPRINTABLE
 from trueline.schema.errors import InputError
 from trueline.schema.text.documents import finite
 
-FEWEST_BYTES = 1000
-"""Bytes of the smallest page: below, the verdict and one finding do not fit."""
+FEWEST_BYTES = 2000
+"""Bytes of the smallest page: half of it is for the verdict, and a finding fits into the rest."""
 _LONGEST_TEXTS = (1000, 300, 120, 40)
 """Characters that a text of the head, or of what is larger than a page, has at most: the first that fits."""
 _MOST_ITEMS = 8
@@ -42,6 +42,40 @@ class Listed:
     key: Callable[[Any], Any] | None = None
 
 
+_JUDGEMENTS = ("beyond", "not-comparable", "propagated", "within", "equal")
+"""Of compared values, those first that are to blame, then those that nobody could judge."""
+
+
+def _blame(row: Mapping[str, Any]) -> int:
+    """Sort key of compared values: within a judgement they stay in the order of execution, where the first matters."""
+    return _JUDGEMENTS.index(row["judgement"])
+
+
+_FOUND = (Listed("incidents"), Listed("findings"), Listed("confirm"))
+_LOOKED_AT = (Listed("judged.questions"), Listed("checks_not_run"), Listed("checks_run"))
+ORDERS: Mapping[str, Sequence[Listed]] = {
+    "wait": (Listed("findings"), Listed("actions")),
+    "check": (
+        *(Listed("actions"), *_FOUND, Listed("notes"), Listed("next")),
+        Listed("facts", key=lambda fact: not fact["unusual"]),
+        *_LOOKED_AT,
+    ),
+    "diagnose": (Listed("actions"), Listed("verdicts"), *_FOUND[:2], Listed("notes"), Listed("next"), *_LOOKED_AT[:1]),
+    "facts": (Listed("actions"), Listed("facts", key=lambda fact: not fact["unusual"]), Listed("unknown")),
+    "compare": (
+        *(Listed("actions"), Listed("findings"), Listed("rows", key=_blame), Listed("steps"), Listed("missing")),
+        *(Listed("one_sided_calls"), Listed("judged.passes"), Listed("judged.first_step.passes")),
+    ),
+    "diff": (
+        *(Listed("actions"), Listed("differences"), Listed("facts"), Listed("findings")),
+        *(Listed("settings.run"), Listed("settings.ref")),
+    ),
+    "trial": (Listed("actions"), Listed("says"), Listed("next"), Listed("findings"), Listed("table"), Listed("arms")),
+    "explain": (Listed("verbs"), Listed("exit_codes"), Listed("checks"), Listed("causes")),
+}
+"""Lists of each kind of document, what matters most first; those that are not named come behind."""
+
+
 def page_of(document: Mapping[str, Any], order: Sequence[Listed], *, max_bytes: int, page: int = 1) -> dict[str, Any]:
     """Page ``page``, from 1, of ``document``: its single values on each page, and of its lists and objects, those of
     ``order`` first, as many items as fit into ``max_bytes`` as a compact text. ``left_out`` counts what comes on later
@@ -51,6 +85,7 @@ def page_of(document: Mapping[str, Any], order: Sequence[Listed], *, max_bytes: 
         raise InputError(f"A page of {max_bytes} bytes is too small. Take {FEWEST_BYTES} or more.")
     if page < 1:
         raise InputError(f"Page {page} is none: pages count from 1.")
+    max_bytes -= len("\n")  # which ends the line that it is printed as
     fields = [*order, *_others(document, order)]
     queues = [(field, _items(document, field)) for field in fields]
     queues = [(field, items) for field, items in queues if items]
@@ -103,7 +138,7 @@ def _head(document: Mapping[str, Any], counts: Mapping[str, int], max_bytes: int
         head = {key: _shortened(value, longest, None) for key, value in emptied.items()} | numbers
         if _size(head) <= max_bytes / 2:
             break
-    if _size(head) > max_bytes - FEWEST_BYTES // 4:
+    if _size(head) > max_bytes * 0.6:
         raise InputError(f"A page of {max_bytes} bytes is too small for this answer. Take {2 * _size(head)} or more.")
     return head
 
@@ -140,17 +175,26 @@ def _entry_size(key: Any, value: Any) -> int:
 
 
 def _fitting(key: Any, value: Any, room: int) -> Any:
-    """An item that is larger than a page, with its texts and lists shortened as far as it takes."""
+    """An item that is larger than a page, with its texts and lists shortened as far as it takes. It says that it is
+    ``shortened`` where it has keys.
+    """
+    mark = {"shortened": True} if isinstance(value, Mapping) else None
+    short = value
     for longest in _LONGEST_TEXTS:
         short = _shortened(value, longest, _MOST_ITEMS)
+        short = short if mark is None else short | mark
         if _entry_size(key, short) <= room:
             return short
-    return f"{document_text({'': value}, compact=True)[4:24]}… (too large for this page)"
+    if mark is None:
+        return f"{document_text({'': value}, compact=True)[4:24]}… (too large for this page)"
+    single = {name: item for name, item in short.items() if not isinstance(item, Mapping | list)}
+    empty = {name: type(item)() for name, item in short.items() if isinstance(item, Mapping | list)}
+    return empty | single
 
 
 def _shortened(value: Any, longest: int, num_items: int | None) -> Any:
-    """``value`` with texts of at most ``longest`` characters, and lists of at most ``num_items`` items, which say what
-    is missing. The words of a command are left out as a whole: one that is cut would be another.
+    """``value`` with texts of at most ``longest`` characters, and lists of at most ``num_items`` items. The words of a
+    command are left out as a whole: one that is cut would be another.
     """
     if isinstance(value, str):
         return value if len(value) <= longest else f"{value[:longest]}… ({len(value) - longest} characters more)"
@@ -160,11 +204,9 @@ def _shortened(value: Any, longest: int, num_items: int | None) -> Any:
             key: None if key == "argv" and _is_long(item, longest) else _shortened(item, longest, num_items)
             for key, item in items.items()
         }
-    if not isinstance(value, list):
-        return value
-    entries = cast(list[Any], value)
-    first = [_shortened(item, longest, num_items) for item in entries[:num_items]]
-    return first if len(first) == len(entries) else [*first, f"… ({len(entries) - len(first)} more)"]
+    if isinstance(value, list):
+        return [_shortened(item, longest, num_items) for item in cast(list[Any], value)[:num_items]]
+    return value
 
 
 def _is_long(argv: Any, longest: int) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from trueline.judge.actions import Action, actions_of
 from trueline.same_job.alignment import unaligned_switches
 from trueline.same_job.compare_data import DRAWN_BEFORE, compare_data, uncompared_notes
 from trueline.same_job.compare_environment import compare_environment
@@ -19,7 +21,8 @@ from trueline.same_job.fact_pair import FactPair
 from trueline.same_job.settings import Settings, read_settings
 from trueline.same_job.vocabulary import vocabulary
 from trueline.schema.errors import CannotTell
-from trueline.schema.finding import Finding
+from trueline.schema.finding import Finding, documents_of
+from trueline.schema.judged import COMPARED
 from trueline.schema.text.shown import Shown
 from trueline.schema.text.words import capitalized, counted, named_some
 from trueline.store.job_files.job import Job, open_job
@@ -27,6 +30,8 @@ from trueline.store.reader import Run
 
 SCHEMA = 1
 """Version of the document of ``JobDiff.to_json``."""
+_MOST_REMEDIES = 5
+"""Differences of which an action says what to set: one by one, the first that helps is the last."""
 _TOO_LATE_FACTOR = 0.2
 """Factor on the likelihood of a difference that takes effect only after the losses have parted."""
 
@@ -75,6 +80,15 @@ class JobDiff(Shown):
         return " ".join(capitalized(f"{part}.") for part in (self.curves.line, self._differing) if part)
 
     @property
+    def actions(self) -> tuple[Action, ...]:
+        """What to set as in the reference, the most telling first, and where values of two Runs can be compared."""
+        lines = [difference.remedy for difference in self.telling[:_MOST_REMEDIES]]
+        if self.curves.loss is not None:
+            words = f"{shlex.quote(self.run)} {shlex.quote(self.ref)}"
+            lines.append(f"Where their values part, once both are recorded: `trueline compare {words} --json`.")
+        return actions_of(lines)
+
+    @property
     def _differing(self) -> str:
         total = sum(self.compared.values())
         if not self.differences:
@@ -108,10 +122,16 @@ class JobDiff(Shown):
             "schema": SCHEMA,
             "run": self.run,
             "ref": self.ref,
+            "status": COMPARED[self.exit_code],
+            "exit_code": self.exit_code,
             "verdict": self.headline,
+            "cause": next((difference.code for difference in self.telling), None),
+            "actions": [action.to_json() for action in self.actions],
             "began": self.began,
-            "differences": [difference.to_json() for difference in self.differences],
-            "findings": [finding.to_json() for finding in self.findings()],
+            "differences": [
+                {"id": f"{difference.code}.{difference.name}"} | difference.to_json() for difference in self.differences
+            ],
+            "findings": documents_of(self.findings()),
             "compared": dict(self.compared),
             "facts": [pair.to_json() for pair in self.facts],
             "settings": {"run": dict(self.settings[0]), "ref": dict(self.settings[1])},

@@ -90,6 +90,15 @@ class Difference:
         ending = "" if self.line.endswith("in the reference") else AS_IN_REF
         return f"{self.line} {'compared with the reference' if self.ref == AS_IN_REF else ending}".strip()
 
+    @property
+    def remedy(self) -> str:
+        """What to do, so that it is gone."""
+        where = f" ({self.run_where})" if self.run_where else ""
+        if AS_IN_REF in (self.run, self.ref) or self.topic in ("model", "data"):
+            return f"Make {self.says} as in the reference{where}, and run the job again: {self.line}."
+        value = "leave it out" if self.ref == UNSET else f"set it to {self.ref}"
+        return f"{self.says}{where}: {value}, as in the reference, and run the job again."
+
     def to_json(self) -> dict[str, Any]:
         return {
             "code": self.code,

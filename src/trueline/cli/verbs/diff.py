@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trueline.cli.options import Json
+from trueline.cli.options import Json, MaxBytes, Page, bounds_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -32,18 +32,21 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")] = False,
     all: Annotated[bool, typer.Option("--all", help="Print every difference.")] = False,
     json: Json = False,
+    max_bytes: MaxBytes = None,
+    page: Page = 1,
 ) -> None:
     """Say what differs between two jobs that should be the same, what most likely explains other numbers first.
 
     What cannot matter (order, hosts, paths, ports, ranks) is left out. Exit code 0: nothing, or only what explains
     rounding; 1: something that can explain other numbers; 2: nothing to compare there; 3: nothing in common.
     """
-    from trueline.cli.json_document import print_document
+    from trueline.cli.json_document import print_bounded
     from trueline.cli.lines import screen
     from trueline.judge.facts.apart import diff_trainings
     from trueline.render.job_diff import write_html, write_xlsx
     from trueline.render.output import writable_target
 
+    bounds = bounds_of(max_bytes, page, json=json)
     targets = {
         write: writable_target(path, overwrite=overwrite, kind=kind, example=example)
         for write, path, kind, example in (
@@ -57,7 +60,7 @@ def command(
         write(target, job_diff)
     written = [str(target) for target in targets.values()]
     if json:
-        print_document({**job_diff.to_json(), "written": written})
+        print_bounded({**job_diff.to_json(), "written": written}, "diff", bounds)
     else:
         _print(screen(), job_diff, written, all_lines=all)
     raise typer.Exit(job_diff.exit_code)
