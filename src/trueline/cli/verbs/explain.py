@@ -10,7 +10,6 @@ from trueline.cli.options import Json, MaxBytes, Page, bounds_of
 
 
 def command(
-    context: typer.Context,
     code: Annotated[
         str | None,
         typer.Argument(
@@ -37,9 +36,12 @@ def command(
     bounds = bounds_of(max_bytes, page, json=json)
     if code is None:
         if json:
-            from trueline.cli.help_texts import verbs_of
+            from trueline.cli.help_texts import readable, verbs_of
+            from trueline.cli.main import app
 
-            print_bounded(catalogue() | {"verbs": verbs_of(context.find_root().command)}, "explain", bounds)
+            # the command that runs has the options of its own verb alone
+            verbs = verbs_of(readable(typer.main.get_command(app)))
+            print_bounded(catalogue() | {"verbs": verbs}, "explain", bounds)
         else:
             _print_list()
         return
