@@ -28,6 +28,7 @@ from trueline.cli.verbs import (
     gallery,
     import_,
     info,
+    mcp,
     plan,
     report,
     run,
@@ -51,7 +52,7 @@ for panel, verbs in zip(
     GROUPS,
     (
         (demo, run, plan, collect),
-        (check, wait, confirm, diagnose, facts, view, report, info, explain, verify),
+        (check, wait, confirm, diagnose, facts, view, report, info, explain, verify, mcp),
         (compare, diff, calibrate, env),
         (trial,),
         (import_, export),

@@ -282,9 +282,11 @@ def check(
     *,
     ref: str | os.PathLike[str] | Run | None = None,
     strict: bool = False,
+    remembers: bool = True,
 ) -> CheckReport:
     """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given; where that
-    is ``strict``, what is to confirm counts as found. Raises ``RunError`` where there is no Run to read.
+    is ``strict``, what is to confirm counts as found. What is known of the Run now is written into it for the next look
+    where it ``remembers``. Raises ``RunError`` where there is no Run to read.
 
     Findings that live checks left while the job ran are included, and what is said of further groups of ranks and of
     further models.
@@ -303,7 +305,7 @@ def check(
     answers, followed = ask_checks(
         opened, opened if parting is None else opened.before(parting.step), checks, judgements
     )
-    if followed is not None:
+    if followed is not None and remembers:
         write_judgements(opened, checks, followed)
     for law_check in checks:
         question_of[law_check.code] = law_check.question
@@ -326,7 +328,7 @@ def check(
         findings, codes, not_run = [*findings, *outcome], [*codes, *judged], [*not_run, *lacking]
         outcome, remarks = reference_findings(opened, reference)
         findings, notes = [*findings, *outcome], [*notes, *remarks]
-    outcome, remarks = _check_models(opened)
+    outcome, remarks = _check_models(opened, remembers=remembers)
     findings, notes = [*findings, *outcome], [*notes, *remarks]
     commands = Commands(os.fspath(opened.path), tuple(opened.manifest.argv))
     calls = {law_check.code: law_check.calls for law_check in checks}
@@ -357,7 +359,7 @@ def check(
         facts=facts,
         strict=strict,
     )
-    return _with_groups(report_of_run, [check(path) for path in opened.groups], confirmed)
+    return _with_groups(report_of_run, [check(path, remembers=remembers) for path in opened.groups], confirmed)
 
 
 def _wording(run: Run, reference: Run | None) -> Callable[[str], str]:
@@ -372,13 +374,13 @@ def _may_part(run: Run, judgements: Followed) -> bool:
     return any(may_part(unjudged_steps(run, judgements, code)) for code in ending)
 
 
-def _check_models(run: Run) -> tuple[list[Finding], list[str]]:
+def _check_models(run: Run, *, remembers: bool) -> tuple[list[Finding], list[str]]:
     """Findings on the further models of ``run``, and their verdicts and notes, each with the name of the model."""
     findings: list[Finding] = []
     notes: list[str] = []
     for name, path in run.models.items():
         try:
-            report = check(path)
+            report = check(path, remembers=remembers)
         except RunError as error:
             notes.append(f"Model {name}: {error}")
             continue

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, cast
 
 from trueline.render.wording import UNPRINTABLE
@@ -51,16 +51,23 @@ def _blame(row: Mapping[str, Any]) -> int:
     return _JUDGEMENTS.index(row["judgement"])
 
 
-_FOUND = (Listed("incidents"), Listed("findings"), Listed("confirm"))
+_FINDINGS = (Listed("incidents"), Listed("findings"), Listed("confirm"))
 _LOOKED_AT = (Listed("judged.questions"), Listed("checks_not_run"), Listed("checks_run"))
 ORDERS: Mapping[str, Sequence[Listed]] = {
     "wait": (Listed("findings"), Listed("actions")),
     "check": (
-        *(Listed("actions"), *_FOUND, Listed("notes"), Listed("next")),
+        *(Listed("actions"), *_FINDINGS, Listed("notes"), Listed("next")),
         Listed("facts", key=lambda fact: not fact["unusual"]),
         *_LOOKED_AT,
     ),
-    "diagnose": (Listed("actions"), Listed("verdicts"), *_FOUND[:2], Listed("notes"), Listed("next"), *_LOOKED_AT[:1]),
+    "diagnose": (
+        Listed("actions"),
+        Listed("verdicts"),
+        *_FINDINGS[:2],
+        Listed("notes"),
+        Listed("next"),
+        *_LOOKED_AT[:1],
+    ),
     "facts": (Listed("actions"), Listed("facts", key=lambda fact: not fact["unusual"]), Listed("unknown")),
     "compare": (
         *(Listed("actions"), Listed("findings"), Listed("rows", key=_blame), Listed("steps"), Listed("missing")),
@@ -86,16 +93,17 @@ def page_of(document: Mapping[str, Any], order: Sequence[Listed], *, max_bytes: 
     if page < 1:
         raise InputError(f"Page {page} is none: pages count from 1.")
     max_bytes -= len("\n")  # which ends the line that it is printed as
-    fields = [*order, *_others(document, order)]
-    queues = [(field, _items(document, field)) for field in fields]
-    queues = [(field, items) for field, items in queues if items]
-    counts = {field.path: len(items) for field, items in queues}
+    fields = [*order, *_unordered(document, order)]
+    fields = [field for field in fields if _at(document, field.path)]
+    counts = {field.path: len(_at(document, field.path)) for field in fields}
+    # lists may make their items as they are looked at, and most are on later pages
+    entries = chain.from_iterable(_entries(document, field) for field in fields)
     head = _head(document, counts, max_bytes)
-    pages = list(islice(_pages(queues, max_bytes - _size(head)), page + 1))
+    pages = list(islice(_pages(entries, max_bytes - _size(head)), page + 1))
     if page > len(pages):
         raise InputError(f"There is no page {page}: the answer has {len(pages)}.")
     for path, item, value in pages[page - 1]:
-        _put(head, path, item, value)
+        _add(head, path, item, value)
     for path, _, _ in (entry for earlier in pages[:page] for entry in earlier):
         counts[path] -= 1
     left_out = {path: count for path, count in counts.items() if count}
@@ -106,18 +114,19 @@ Entry = tuple[str, Any, Any]
 """A field, the key of an item of an object (None in a list), and the item."""
 
 
-def _others(document: Mapping[str, Any], order: Sequence[Listed]) -> Iterator[Listed]:
+def _unordered(document: Mapping[str, Any], order: Sequence[Listed]) -> Iterator[Listed]:
     """Lists that ``order`` does not name, as they stand."""
     top_level = {field.path.partition(".")[0] for field in order}
     yield from (Listed(key) for key, value in document.items() if isinstance(value, list) and key not in top_level)
 
 
-def _items(document: Mapping[str, Any], field: Listed) -> list[Entry]:
+def _entries(document: Mapping[str, Any], field: Listed) -> Iterator[Entry]:
     value = _at(document, field.path)
     if isinstance(value, Mapping):
-        return [(field.path, key, item) for key, item in cast(Mapping[str, Any], value).items()]
-    items = cast(list[Any], value or [])
-    return [(field.path, None, item) for item in (sorted(items, key=field.key) if field.key else items)]
+        yield from ((field.path, key, item) for key, item in cast(Mapping[str, Any], value).items())
+        return
+    items = cast(list[Any], value)
+    yield from ((field.path, None, item) for item in (sorted(items, key=field.key) if field.key else items))
 
 
 def _at(document: Mapping[str, Any], path: str) -> Any:
@@ -154,10 +163,10 @@ def _without(part: Mapping[str, Any], paths: Collection[str], above: str = "") -
     return rest
 
 
-def _pages(queues: Sequence[tuple[Listed, list[Entry]]], room: int) -> Iterator[list[Entry]]:
+def _pages(entries: Iterable[Entry], room: int) -> Iterator[list[Entry]]:
     page: list[Entry] = []
     free = room
-    for path, key, value in (entry for _, items in queues for entry in items):
+    for path, key, value in entries:
         size = _entry_size(key, value)
         if size > room:
             value = _fitting(key, value, room)
@@ -213,7 +222,7 @@ def _is_long(argv: Any, longest: int) -> bool:
     return isinstance(argv, list) and any(len(str(word)) > longest for word in cast(list[Any], argv))
 
 
-def _put(document: dict[str, Any], path: str, key: Any, value: Any) -> None:
+def _add(document: dict[str, Any], path: str, key: Any, value: Any) -> None:
     target = _at(document, path)
     if key is None:
         target.append(value)

@@ -70,14 +70,15 @@ def diagnose(
     *,
     ref: str | os.PathLike[str] | Run | None = None,
     trials: Sequence[str | os.PathLike[str]] = (),
+    remembers: bool = True,
 ) -> Diagnosis:
     """Check a Run, or a path of one, with ``ref`` as ``check`` does, and name the cause of each incident; ``trials``
-    are folders of trials about it, whose answers count. Raises ``RunError`` where there is no Run to read,
-    ``InputError`` where there is no trial.
+    are folders of trials about it, whose answers count; ``remembers`` as of ``check``. Raises ``RunError`` where there
+    is no Run to read, ``InputError`` where there is no trial.
     """
     # Read before the check, which takes long: a folder that is no trial is said at once.
     answers = [(os.fspath(folder), read_trial(folder)) for folder in trials]
-    report = check(run, ref=ref)
+    report = check(run, ref=ref, remembers=remembers)
     codes = {report.findings[index].code for incident in report.incidents for index in incident.findings}
     notes = [
         f"The trial in {folder} counts for nothing here: "

@@ -13,5 +13,5 @@ from trueline.render.comparison.compare_story import Story
 def compare_document(comparison: Comparison, story: Story, written: Sequence[str] = ()) -> dict[str, Any]:
     """The whole of it, with the files that were ``written``."""
     lines = (f"`{line}`" if line.startswith("trueline ") else line for line in story.next)
-    said = {"verdict": story.headline, "actions": [action.to_json() for action in actions_of(lines)]}
-    return {**comparison.to_json(), **said, "written": list(written)}
+    words = {"verdict": story.headline, "actions": [action.to_json() for action in actions_of(lines)]}
+    return {**comparison.to_json(), **words, "written": list(written)}
