@@ -98,6 +98,8 @@ class JobDiff(Shown):
                 return f"None of {counted(total, 'fact')} that both have explains it{lacking}: {todo}"
             return f"Nothing that can change numbers differs in {counted(total, 'fact')} that both have{lacking}"
         first = capitalized(self.differences[0].line)
+        num_unknown = sum(difference.is_unknown for difference in self.telling)
+        num_telling = len(self.telling) - num_unknown
         small = len(self.differences) - len(self.telling)
         if self.curves.as_if_same:
             says = f"The losses are the same at all {self.curves.steps:,} steps that both have"
@@ -105,7 +107,12 @@ class JobDiff(Shown):
         rest = f"; {small} more explain rounding only" if small and self.telling else ""
         if not self.telling:
             return f"Only what explains differences of the size of rounding: {counted(small, 'difference')}. {first}"
-        return f"{counted(len(self.telling), 'difference')} that can explain other numbers{rest}. {first}"
+        unknown = f"{counted(num_unknown, 'option')} of unknown effect" if num_unknown else ""
+        if not num_telling:
+            differ = "differs" if num_unknown == 1 else "differ"
+            return f"Nothing that is known to explain other numbers; {unknown} {differ}{rest}. {first}"
+        others = f", and {unknown}" if unknown else ""
+        return f"{counted(num_telling, 'difference')} that can explain other numbers{others}{rest}. {first}"
 
     def findings(self) -> list[Finding]:
         """One finding per code: its most telling difference in the claim, all of them as evidence."""
@@ -265,8 +272,8 @@ def _weigh_difference(difference: Difference, curves: Curves) -> Difference:
     return replace(difference, likely=likely, note=note)
 
 
-def _difference_order(difference: Difference) -> tuple[int, str, str]:
-    return -difference.likely, difference.code, difference.name
+def _difference_order(difference: Difference) -> tuple[bool, int, str, str]:
+    return difference.is_unknown, -difference.likely, difference.code, difference.name
 
 
 def _notes(job: Job, ref_job: Job, settings: Settings, ref_settings: Settings) -> list[str]:

@@ -15,6 +15,8 @@ TELLING = 40
 """Least likelihood of a warning: the difference changes the loss or the update itself. Below it (order of sums,
 kernels, libraries below the framework) a difference is information, and explains rounding only."""
 UNSET = "not set"
+UNKNOWN_EFFECT = "not in the vocabulary: what it does is not known"
+"""Note of a difference in an option that is no term, and is not known to be harmless."""
 NO_PART = "none"
 """Value of a model that lacks every part the other model has."""
 AS_IN_REF = "as in the reference"
@@ -66,6 +68,11 @@ class Difference:
     run_where: str = ""
     ref_where: str = ""
     note: str = ""
+
+    @property
+    def is_unknown(self) -> bool:
+        """True of an option of which is not known what it does."""
+        return self.note == UNKNOWN_EFFECT
 
     @property
     def severity(self) -> Severity:

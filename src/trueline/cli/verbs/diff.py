@@ -70,6 +70,7 @@ def _print(console: Console, job_diff: JobDiff, written: list[str], *, all_lines
     from rich.text import Text
 
     from trueline.render.wording import one_line
+    from trueline.schema.text.words import counted, named_some
 
     style = "bold yellow" if job_diff.telling else "bold green"
     lines = [Text(one_line(job_diff.headline), style=style), Text("")]
@@ -81,13 +82,16 @@ def _print(console: Console, job_diff: JobDiff, written: list[str], *, all_lines
             for head, text in (("  A: ", pair.run), ("  B: ", pair.ref))
         ]
         lines.append(Text(""))
-    differences = job_diff.differences if all_lines else job_diff.differences[:_MAX_LINES]
+    shown = [difference for difference in job_diff.differences if all_lines or not difference.is_unknown]
+    unknown = [difference.says for difference in job_diff.differences if difference.is_unknown]
+    differences = shown if all_lines else shown[:_MAX_LINES]
     width = max((len(difference.says) for difference in differences), default=0)
     lines += [_line(difference, min(width, 58)) for difference in differences]
-    if len(differences) < len(job_diff.differences):
-        lines.append(
-            Text(f"and {len(job_diff.differences) - len(differences)} that are less likely: --all", style="dim")
-        )
+    if len(differences) < len(shown):
+        lines.append(Text(f"and {len(shown) - len(differences)} that are less likely: --all", style="dim"))
+    if unknown and not all_lines:
+        text = f"{counted(len(unknown), 'option')} of unknown effect: {named_some(unknown)}. Values: --all"
+        lines.append(Text(one_line(text), style="dim"))
     if differences:
         lines.append(Text(""))
     lines += [Text(one_line(line), style="dim") for line in _about(job_diff)]
