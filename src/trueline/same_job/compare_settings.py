@@ -72,6 +72,7 @@ def compare_settings(
         differences += stated or []
     differences += _rate_difference(derived, differences)
     differences += _rank_batch_difference(settings, ref_settings, derived)
+    # the rank of an adapter explains nothing beside that there is one
     differences = _without_parts_of_adapters(differences)
     compared += len(set(settings.other_options) & set(ref_settings.other_options))
     by_values = {
@@ -209,6 +210,7 @@ def _rank_batch_difference(
     """Difference in samples per rank and update, where the number of ranks, and so the global batch, is not known."""
     if None not in (derived[0].global_batch, derived[1].global_batch):
         return
+    # what one job states as a whole is not compared with what a rank of the other takes
     if any("global-batch" in side.terms for side in (settings, ref_settings)):
         return
     term = vocabulary().terms["global-batch"]
@@ -235,6 +237,7 @@ def _option_differences(settings: Settings, ref_settings: Settings) -> Iterator[
             continue
         (run, run_where), (ref, ref_where) = map(_option_text, sides)
         is_of_model = "model.config" in (run_where, ref_where)
+        # a model's own configuration defines what it computes, whatever its options are called
         if fits(name, weights()["options"]["rounding"]) and not is_of_model:
             yield Difference(
                 "config-differs", "parallel", name, name, run, ref, _ROUNDING_OPTION, "rounding", run_where, ref_where

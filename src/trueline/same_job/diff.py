@@ -98,6 +98,7 @@ class JobDiff(Shown):
                 return f"None of {counted(total, 'fact')} that both have explains it{lacking}: {todo}"
             return f"Nothing that can change numbers differs in {counted(total, 'fact')} that both have{lacking}"
         first = capitalized(self.differences[0].line)
+        # an option that nobody knows may do nothing: it does not lead the verdict
         num_unknown = sum(difference.is_unknown for difference in self.telling)
         num_telling = len(self.telling) - num_unknown
         small = len(self.differences) - len(self.telling)

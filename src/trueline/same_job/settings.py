@@ -110,10 +110,12 @@ def gathered(options: Mapping[str, Any]) -> dict[str, Any]:
         if match is not None and match["section"] in sections:
             lists.setdefault(f"{match['section']}.{match['facet']}", []).append(value)
         elif option.startswith(_WEIGHTED):
+            # names were flattened with their slash as a dot
             lists.setdefault("dataset_mixer", []).append(option.removeprefix(_WEIGHTED).replace(".", "/", 1))
             lists.setdefault("dataset_mixer_weights", []).append(value)
         else:
             single[option] = value
+    # one value for all is what a job with a single data set says, too
     return single | {name: values[0] if len(set(map(str, values))) == 1 else values for name, values in lists.items()}
 
 

@@ -82,13 +82,13 @@ def _print(console: Console, job_diff: JobDiff, written: list[str], *, all_lines
             for head, text in (("  A: ", pair.run), ("  B: ", pair.ref))
         ]
         lines.append(Text(""))
-    shown = [difference for difference in job_diff.differences if all_lines or not difference.is_unknown]
+    listed = [difference for difference in job_diff.differences if all_lines or not difference.is_unknown]
     unknown = [difference.says for difference in job_diff.differences if difference.is_unknown]
-    differences = shown if all_lines else shown[:_MAX_LINES]
+    differences = listed if all_lines else listed[:_MAX_LINES]
     width = max((len(difference.says) for difference in differences), default=0)
     lines += [_line(difference, min(width, 58)) for difference in differences]
-    if len(differences) < len(shown):
-        lines.append(Text(f"and {len(shown) - len(differences)} that are less likely: --all", style="dim"))
+    if len(differences) < len(listed):
+        lines.append(Text(f"and {len(listed) - len(differences)} that are less likely: --all", style="dim"))
     if unknown and not all_lines:
         text = f"{counted(len(unknown), 'option')} of unknown effect: {named_some(unknown)}. Values: --all"
         lines.append(Text(one_line(text), style="dim"))
