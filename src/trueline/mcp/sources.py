@@ -34,4 +34,4 @@ def lines_at(run: Run, frame: str) -> dict[str, Any] | None:
 
 def _texts(run: Run) -> dict[str, str]:
     facts = [env.facts for env in run.env.values() if env.facts is not None]
-    return {name: text for fact in facts for name, text in getattr(fact, "scripts", {}).items()}
+    return {name: text for fact in facts for name, text in fact.scripts.items()}

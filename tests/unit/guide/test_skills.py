@@ -13,6 +13,8 @@ import yaml
 from tests.cli import in_process
 
 from trueline.guide import described, skills
+from trueline.mcp.answers import Answers
+from trueline.mcp.reach import Reach
 
 ROOT = Path(__file__).parents[3]
 JOB = """
@@ -125,6 +127,10 @@ def test_a_nan_has_a_line(run_as_printed, tmp_path):
     assert origin["code"] == "overflow-origin"
     line = (tmp_path / "train.py").read_text().splitlines()[origin["where"]["line"] - 1]
     assert "x / scale" in line
+    call = Answers(Reach([str(tmp_path / "runs")])).call("nan-mix-3", origin["sites"][0])
+    (source,) = call["source"]
+    assert f"{source['line']}: {line}" in source["lines"]
+    assert len(source["lines"]) == len((tmp_path / "train.py").read_text().splitlines())
 
 
 def test_skills_are_listed_and_printed_and_lie_in_the_sources(monkeypatch, capsys):

@@ -23,9 +23,11 @@ from trueline.mcp import trials as trials_module
 from trueline.mcp.answers import DATA, MOST_BYTES, Answers
 from trueline.mcp.reach import Reach
 from trueline.mcp.server import server_of
+from trueline.mcp.sources import lines_at
 from trueline.mcp.trials import Trials
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
+from trueline.store.reader import Run
 
 READS = {
     *("runs", "verdict", "incident", "facts", "evidence", "compare", "first_difference", "call", "diff", "explain"),
@@ -314,3 +316,14 @@ def test_a_failure_that_nobody_foresaw_is_a_sentence_and_the_server_goes_on(fold
     assert is_error
     assert "ZeroDivisionError" in said
     assert (goes_on, facts["status"]) == (False, "not-judged")
+
+
+def test_lines_around_a_place_are_those_that_the_run_has(tmp_path):
+    text = "\n".join(f"line {number}" for number in range(1, 101))
+    write_run(tmp_path / "run", num_ranks=1, num_steps=2, env={"facts": {"scripts": {"/home/me/train.py": text}}})
+    run = Run(tmp_path / "run")
+    source = lines_at(run, "train.py:50 forward")
+    assert (source["lines"][0], source["lines"][-1], len(source["lines"])) == ("30: line 30", "70: line 70", 41)
+    assert lines_at(run, "/home/me/train.py:1")["lines"][0] == "1: line 1"
+    assert lines_at(run, "other.py:3")["missing"] == "the Run has no text of this file"
+    assert lines_at(run, "nowhere") is None
