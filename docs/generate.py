@@ -50,6 +50,11 @@ API = {
         "comparison/result.py",
         ("findings", "first", "rows", "steps", "counts", "missing", "notes", "exit_code", "to_json"),
     ),
+    "Listening": ("sinks/listening.py", ("close",)),
+    "FindingVerdict": (
+        "schema/live.py",
+        ("rank", "ranks", "node", "device", "step", "false_alarm_bound", "to_json"),
+    ),
     "Page": ("web/serve.py", ("url", "close")),
     "Tolerance": ("schema/files/tolerance.py", ("load", "save")),
     "Run": (

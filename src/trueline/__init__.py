@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Collection, Sequence
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from trueline.judge.facts.training_facts import TrainingFacts
     from trueline.same_job.diff import JobDiff
     from trueline.schema.files.tolerance import Tolerance
-    from trueline.schema.live import Callback
+    from trueline.schema.finding import Severity
+    from trueline.schema.live import Callback, VerdictCallback
     from trueline.schema.plan import OnFinding, Plan
+    from trueline.sinks.listening import Listening
     from trueline.store.collect import Collected
     from trueline.store.reader import Run
     from trueline.trials.frame.trial import TrialAnswer
@@ -40,6 +43,7 @@ __all__ = [
     "diagnose",
     "diff",
     "facts",
+    "on_finding",
     "open_run",
     "report",
     "seed_all",
@@ -138,9 +142,10 @@ def _with_sinks(
 def _report_live(watch: Watch, callbacks: Sequence[Callback]) -> None:
     """Have a process beside the first rank judge the Run while it is written, where the Plan or a callback asks."""
     plan, folder = watch.plan, watch.folder
-    if not watch.leads or folder is None or not (plan.sinks or plan.on_finding or callbacks):
+    if not watch.leads or folder is None:
         return
-    from trueline.sinks.side_process import Settings, start
+    from trueline.sinks.listening import report as report_to
+    from trueline.sinks.side_process import Settings
 
     settings = Settings(
         run=os.path.abspath(folder),
@@ -150,9 +155,53 @@ def _report_live(watch: Watch, callbacks: Sequence[Callback]) -> None:
         when_steps=plan.when_steps,
         sends_numbers=bool(callbacks),
     )
-    process = start(settings, callbacks)
-    if process is not None:
-        watch.after_close(process.finish)
+    report_to(watch, settings, callbacks)
+
+
+def on_finding(
+    callback: VerdictCallback,
+    *,
+    run: str | os.PathLike[str] | None = None,
+    severities: Collection[Severity] | None = None,
+) -> Listening:
+    """Call ``callback`` with each new error and warning while a job runs, or with findings of other ``severities``.
+
+    In the process that trains, leave ``run`` out: the callback is for all that this process watches, before or after,
+    also where `trueline run` watches it. It is called on the first rank. In a controller (Ray's driver, an agent that
+    restarts workers, a scheduler), ``run`` is the place of the Run, which need not have begun, also in an object store;
+    nothing there imports torch.
+
+    The callback gets a ``FindingVerdict`` (``trueline.schema.live``): code, severity, rank and ranks, node, device,
+    step, ``last_clean_step``, ``false_alarm_bound``, and the whole ``finding``. A start of the job that goes on with
+    the Run and shows the same again is told again. It is called in a thread of its own, at once after the look that
+    found it: looks are at least 2 seconds apart, and nine times as long as a look takes. What it raises is said in the
+    log, and where it hangs, nobody waits for longer than 5 seconds.
+
+    ``close()`` of what is returned ends it, and where ``run`` is given, looks once more before. Raises ``RunError`` for
+    a ``run`` where no Run can come, ``InputError`` for an unknown severity.
+    """
+    from trueline.schema.errors import InputError, NoRunYet
+    from trueline.schema.finding import SEVERITIES
+    from trueline.sinks.listening import Listening, listen
+
+    severities = ("error", "warning") if severities is None else severities
+    unknown = [severity for severity in severities if severity not in SEVERITIES]
+    if unknown or isinstance(severities, str):
+        raise InputError(f"severities = {severities!r} cannot be. Take some of {', '.join(SEVERITIES)}, in a tuple.")
+    if not callable(callback):
+        raise InputError(f"on_finding was given {type(callback).__name__}, which cannot be called. Pass a function.")
+    if run is None:
+        from trueline.capture.child_env import CHANGES, TRIAL
+
+        # A trial plants faults, or runs the job with one thing changed: nobody is to act on what that shows.
+        in_trial = os.environ.get(CHANGES) or os.environ.get(TRIAL)
+        return Listening(callback, severities) if in_trial else listen(callback, severities)
+    path = os.fspath(run)
+    with contextlib.suppress(NoRunYet):
+        open_run(path)
+    listening = Listening(callback, severities)
+    listening.follow(path if "://" in path else os.path.abspath(path))
+    return listening
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

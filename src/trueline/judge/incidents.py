@@ -137,11 +137,12 @@ def began(findings: Sequence[Finding]) -> Finding:
     dated = [finding for finding in later if finding.step_first is not None]
     if first.step_first is None or not dated:
         return first
-    early = min(dated, key=lambda finding: _begins(finding)[1])
-    return early if _begins(early)[1] < _begins(first)[0] else first
+    early = min(dated, key=lambda finding: begins_within(finding)[1])
+    return early if begins_within(early)[1] < begins_within(first)[0] else first
 
 
-def _begins(finding: Finding) -> tuple[int, int]:
+def begins_within(finding: Finding) -> tuple[int, int]:
+    """The first and last step at which what it shows may have begun; 0 where it is of no step."""
     match finding.step_first, finding.evidence.get("onset_interval"):
         case _, [int(low), int(high)]:
             return low, high

@@ -66,6 +66,18 @@ class Where:
     def to_json(self) -> dict[str, Any]:
         return {"file": self.file, "line": self.line, "host": self.host, "rank": self.rank, "device": self.device}
 
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Where:
+        """The inverse of ``to_json``; unknown keys are ignored, as those of a Finding are."""
+
+        def text(key: str) -> str | None:
+            return None if document.get(key) is None else str(document[key])
+
+        def number(key: str) -> int | None:
+            return None if document.get(key) is None else int(document[key])
+
+        return cls(text("file"), number("line"), text("host"), number("rank"), text("device"))
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -166,21 +178,8 @@ class Finding:
             false_alarm_rate=number("false_alarm_rate"),
             evidence=dict(cast(Mapping[str, Any], document.get("evidence") or {})),
             next=tuple(str(line) for line in items("next")),
+            where=Where.from_json(cast(Mapping[str, Any], document.get("where") or {})),
         )
-
-
-def ids_of(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Names of findings of one document, each once: their ids, the second and later of one id with a number."""
-    names = [finding.id for finding in findings]
-    return tuple(
-        name if names.index(name) == index else f"{name}.{names[: index + 1].count(name)}"
-        for index, name in enumerate(names)
-    )
-
-
-def documents_of(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Findings as a document has them, each with its name."""
-    return [{"id": name} | finding.to_json() for name, finding in zip(ids_of(findings), findings, strict=True)]
 
 
 def by_weight(finding: Finding) -> tuple[int, int, bool, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trueline.schema.finding import Finding
+from trueline.schema.finding import Finding, Severity
 from trueline.schema.text.words import ranks_text
 
 SCHEMA = 1
@@ -24,10 +24,71 @@ class Numbers:
         return {"schema": SCHEMA, "kind": "numbers", "step": self.step, "values": dict(self.values)}
 
 
+@dataclass(frozen=True, slots=True)
+class FindingVerdict:
+    """A finding of the Run at the path ``run``, for who acts on it while the job runs.
+
+    ``last_clean_step`` is the last step before all evidence of any error or warning that the Run had when it was
+    judged: no check found something there. It is None where the evidence begins with the first step, or has none.
+    """
+
+    run: str
+    finding: Finding
+    last_clean_step: int | None = None
+
+    @property
+    def code(self) -> str:
+        return self.finding.code
+
+    @property
+    def severity(self) -> Severity:
+        return self.finding.severity
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that it names; none where it is about the whole job."""
+        return self.finding.ranks
+
+    @property
+    def rank(self) -> int | None:
+        """The rank, if it names one alone."""
+        return self.finding.where.rank
+
+    @property
+    def node(self) -> str | None:
+        """The host of its ranks, if they have one in common."""
+        return self.finding.where.host
+
+    @property
+    def device(self) -> str | None:
+        """The device of ``rank``."""
+        return self.finding.where.device
+
+    @property
+    def step(self) -> int | None:
+        """The step at which its evidence starts."""
+        return self.finding.step_first
+
+    @property
+    def false_alarm_bound(self) -> float | None:
+        """The probability that a healthy job shows this is at most so much: 0.0 of a contradiction, None if unknown."""
+        return self.finding.false_alarm_rate
+
+    def __str__(self) -> str:
+        return headline(self.finding)
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding as one line of ``jsonl``, and what else this says."""
+        return {**finding_document(self.finding), "run": self.run, "last_clean_step": self.last_clean_step}
+
+
 Event = Finding | Numbers
 """What a callback is given."""
 
 Callback = Callable[[Event], object]
+
+VerdictCallback = Callable[[FindingVerdict], object]
+"""What ``trueline.on_finding`` calls."""
 
 
 class LiveSink(Protocol):

@@ -20,7 +20,7 @@ from functools import partial
 from trueline.schema.errors import InputError, PlanError
 from trueline.schema.files.plan_files import ask
 from trueline.schema.finding import Finding
-from trueline.schema.live import Numbers, headline
+from trueline.schema.live import FindingVerdict, Numbers, headline
 from trueline.schema.text.reading import why
 from trueline.sinks.delivery import ROOM, Delivery
 from trueline.sinks.jsonl import JsonLines
@@ -69,11 +69,11 @@ class Wire:
 
     def __init__(self) -> None:
         self._printed = JsonLines(sys.stdout)
-        self._waiting: queue.Queue[Finding | Sequence[Numbers] | str | None] = queue.Queue(ROOM)
+        self._waiting: queue.Queue[FindingVerdict | Sequence[Numbers] | str | None] = queue.Queue(ROOM)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def put(self, item: Finding | Sequence[Numbers] | str | None) -> None:
+    def put(self, item: FindingVerdict | Sequence[Numbers] | str | None) -> None:
         """Print it when it is its turn; lost where nobody reads."""
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(item)
@@ -90,8 +90,8 @@ class Wire:
             while (item := self._waiting.get()) is not None:
                 if isinstance(item, str):
                     self._printed.say(item)
-                elif isinstance(item, Finding):
-                    self._printed.finding(item)
+                elif isinstance(item, FindingVerdict):
+                    self._printed.verdict(item)
                 else:
                     self._printed.numbers(item)
 
@@ -127,7 +127,7 @@ class Side:
             for finding in news.findings:
                 delivery.put(finding)
         for finding in news.findings:
-            self._wire.put(finding)
+            self._wire.put(FindingVerdict(self._settings.run, finding, news.last_clean_step))
             if finding.is_grave and not self._acted:
                 self._acted = True
                 self._act(finding)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from trueline.schema.finding import Finding
-from trueline.schema.live import Numbers, finding_document
+from trueline.schema.live import FindingVerdict, Numbers, finding_document
 from trueline.schema.text.documents import finite, plain
 
 LIBRARY = ""
@@ -31,6 +31,9 @@ class JsonLines:
 
     def finding(self, finding: Finding) -> None:
         self._write(finding_document(finding))
+
+    def verdict(self, verdict: FindingVerdict) -> None:
+        self._write(verdict.to_json())
 
     def say(self, sentence: str) -> None:
         """One line for people."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trueline.judge.check_run import check
 from trueline.judge.compared_ranks import written_by_all
+from trueline.judge.incidents import begins_within
 from trueline.schema.errors import RunError
-from trueline.schema.finding import Finding
+from trueline.schema.finding import JOB_DIED, Finding
 from trueline.schema.live import Numbers
 from trueline.schema.text.reading import why
 from trueline.sinks.series import Series
@@ -18,11 +19,14 @@ from trueline.store.reader import Run
 
 @dataclass(frozen=True)
 class News:
-    """What one look adds. ``ended`` says that every rank has closed the Run."""
+    """What one look adds. ``ended`` says that every rank has closed the Run, ``last_clean_step`` which step is the last
+    before all that it shows (see ``FindingVerdict``).
+    """
 
     numbers: tuple[Numbers, ...] = ()
     findings: tuple[Finding, ...] = ()
     ended: bool = False
+    last_clean_step: int | None = None
 
 
 class Looks:
@@ -33,7 +37,8 @@ class Looks:
     def __init__(self, path: str, *, first: int = 0, say: Callable[[str], None]) -> None:
         self._path, self._first, self._say = path, first, say
         self._series = Series(first)
-        self._reported: set[tuple[str, str, tuple[int, ...]]] = set()
+        self._reported: set[tuple[str, str, tuple[int, ...], int]] = set()
+        self._starts: list[int] = []
         self._parts: PartFiles | None = None
         self._size = -1
         self._complained = False
@@ -54,7 +59,10 @@ class Looks:
             whole_to = int(run.steps[-1]) if last and run.steps.size else written_by_all(run)
             report = check(run if last else run.before(whole_to + 1))
             numbers = tuple(self._series.take_new(run, whole_to=whole_to))
-            return News(numbers, tuple(filter(self._is_new, report.findings)), ended)
+            self._starts = [attempt.step for attempt in run.manifest.attempts]
+            findings = tuple(filter(self._is_new, report.findings))
+            first = int(run.steps[0]) if run.steps.size else 0
+            return News(numbers, findings, ended, last_clean_step(report.findings, first))
         except RunError as error:
             if last:
                 self._say(f"the Run could not be judged while it was written: {error}")
@@ -65,10 +73,24 @@ class Looks:
         return News()
 
     def _is_new(self, finding: Finding) -> bool:
-        """True if it was not reported of these ranks, and is not of an earlier start of the job alone."""
+        """True if it was not reported of these ranks, and is not of an earlier start of the job alone. What a later
+        start shows again of its own steps is new.
+        """
         if finding.step_last is not None and finding.step_last < self._first:
             return False
-        key = (finding.code, finding.severity, finding.ranks)
+        start = sum(step <= (finding.step_first or 0) for step in self._starts)
+        key = (finding.code, finding.severity, finding.ranks, start)
         new = key not in self._reported
         self._reported.add(key)
         return new
+
+
+def last_clean_step(findings: Sequence[Finding], first: int) -> int | None:
+    """The last step before the evidence of all errors and warnings among ``findings``, of a Run that begins with the
+    step ``first``; None where there is none, or one of them is of no step. That a job died says nothing of its numbers.
+    """
+    faults = [finding for finding in findings if finding.is_grave and finding.code != JOB_DIED]
+    if not faults or any(finding.step_first is None for finding in faults):
+        return None
+    begin = min(begins_within(finding)[0] for finding in faults)
+    return begin - 1 if begin > first else None

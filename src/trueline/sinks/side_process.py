@@ -13,11 +13,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trueline.schema.finding import Finding
-from trueline.schema.live import Callback, Event, Numbers, headline
+from trueline.schema.live import Callback, Event, FindingVerdict, Numbers, headline
 from trueline.schema.plan import OnFinding
 from trueline.schema.safe_logger import SafeLogger
 from trueline.schema.text.reading import why
@@ -63,19 +63,29 @@ def start(settings: Settings, callbacks: Sequence[Callback]) -> SideProcess | No
     except (OSError, ValueError) as error:
         _log.warning("trueline: no finding is reported while the job runs: %s", why(error))
         return None
-    return SideProcess(process, callbacks, logs=settings.on_finding is not None)
+    return SideProcess(process, settings.run, callbacks, logs=settings.on_finding is not None)
 
 
 class SideProcess:
     """The process beside a training. A thread hears from it."""
 
-    def __init__(self, process: subprocess.Popen[str], callbacks: Sequence[Callback], *, logs: bool) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen[str], run: str, callbacks: Sequence[Callback], *, logs: bool) -> None:
+        self._process, self._run = process, run
+        self._verdicts: list[FindingVerdict] = []
+        self._listeners: list[Callable[[FindingVerdict], None]] = []
+        self._listening = threading.Lock()
         self._callbacks = [*callbacks]
         self._logs = logs
         self._ends = False
         self._thread = threading.Thread(target=self._hear, name="trueline-sinks", daemon=True)
         self._thread.start()
+
+    def listen(self, listener: Callable[[FindingVerdict], None]) -> None:
+        """Hand each finding to ``listener``, which must not wait: those that came before first."""
+        with self._listening:
+            for verdict in self._verdicts:
+                listener(verdict)
+            self._listeners.append(listener)
 
     def finish(self) -> None:
         """Say that the Run is closed, and wait a little for what the last look finds."""
@@ -117,6 +127,12 @@ class SideProcess:
             event = Finding.from_json(document)
             if self._logs:
                 _log.warning("trueline: %s", headline(event))
+            last_clean = document.get("last_clean_step")
+            verdict = FindingVerdict(self._run, event, None if last_clean is None else int(str(last_clean)))
+            with self._listening:
+                self._verdicts.append(verdict)
+                for listener in self._listeners:
+                    listener(verdict)
         for callback in [*self._callbacks]:
             try:
                 callback(event)

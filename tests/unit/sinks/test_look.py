@@ -138,3 +138,13 @@ def test_a_finding_that_grows_graver_or_is_of_further_ranks_is_reported_again(tm
         Finding("c", "error", "", (1, 2)),
     ]
     assert [looks._is_new(one) for one in news] == [True, False, True, True]
+
+
+def test_what_a_later_start_shows_of_its_own_steps_is_reported_again(tmp_path):
+    looks = Looks(str(tmp_path), say=print)
+    early, late = (Finding("c", "error", "", (1,), step_first=step) for step in (3, 10))
+    looks._starts = [0]
+    assert looks._is_new(late)
+    looks._starts = [0, 8]  # started again from a checkpoint of step 8
+    assert looks._is_new(late)
+    assert not looks._is_new(early), "it is of the first start"
