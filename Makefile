@@ -7,7 +7,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 ARGS ?=
 
-.PHONY: help demo test check bench docs transcripts page
+.PHONY: help demo test check bench docs transcripts package release page
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -34,6 +34,12 @@ docs: $(READY) ## build the documentation into site/
 
 transcripts: $(READY) ## run the commands that pages show, and write what they print into the pages
 	$(BIN)/python docs/transcripts.py $(ARGS)
+
+package: $(READY) ## build dist/ twice, compare, and install it with and without torch
+	$(BIN)/python tools/package.py
+
+release: $(READY) ## VERSION=0.2.0: write the version and the changelog, print the notes; nothing is published
+	$(BIN)/python tools/release.py $(VERSION)
 
 page: $(READY) ## build the page of trueline view from web/ (needs Node 20)
 	$(BIN)/python -m trueline.web.describe > web/openapi.json

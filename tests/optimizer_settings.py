@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trueline.capture.probes.around_update.update_slices import ParamSlice, UpdateSample
 from trueline.judge.series.sampled_updates import slices_of
-from trueline.laws.optimizer.judgement import JudgedUpdate, judge_update
+from trueline.laws.optimizer.judgement import JudgedUpdate, judge_updates
 
 NUMEL, STEPS, SPIKE_AT, SPIKE, MAX_NORM = 4096, 120, 100, 100.0, 1.0
 
@@ -102,7 +102,7 @@ def train(
                 tamper(step, optimizer, held)
         sample.after()
         (one,) = slices_of((step, 0), sample.facts, sample.values(sample.hand_over()))
-        judged = judge_update(one)
+        (judged,) = judge_updates([one])
         assert judged is not None, setting
         yield step, judged
 

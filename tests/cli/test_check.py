@@ -212,7 +212,7 @@ def test_json_is_one_document_of_the_contract(trueline, runs):
     assert document["verdict"] == "Fault found: ranks 0 and 1, since step 0; 2 findings in 2 incidents."
     assert document["judged"]["enough"]
     assert [incident["findings"] for incident in document["incidents"]] == [[0], [1]]
-    assert set(document["incidents"][0]) == {"ranks", "step_first", "severity", "findings", "title"}
+    assert set(document["incidents"][0]) == {"ranks", "step_first", "severity", "findings", "title", "ids"}
     assert [finding["code"] for finding in document["findings"]][:2] == ["duplicate-data", "worker-nonfinite"]
     assert set(document["findings"][0]) == {
         "id",

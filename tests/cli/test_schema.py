@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 
+import jsonschema
 import pytest
 from tests.cli import in_process
+from tests.cli.schemas import validator
 from tests.synthetic_runs import write_run
 
+from trueline.judge.json_schemas import json_schema
 from trueline.schema.finding import Finding
 from trueline.schema.live import Numbers
 from trueline.schema.plan import Plan
 from trueline.sinks.jsonl import open_sink
-
-jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 
 
 @pytest.fixture
@@ -24,26 +25,6 @@ def trueline(monkeypatch, capsys):
     return call
 
 
-def validator(trueline, name):
-    """Refuses keys that the schema does not name, too, which a user's would not."""
-    code, printed, _ = trueline("schema", name)
-    assert code == 0
-    schema = json.loads(printed)
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(closed(schema))
-
-
-def closed(part):
-    if isinstance(part, list):
-        return [closed(one) for one in part]
-    if not isinstance(part, dict):
-        return part
-    made = {key: closed(value) for key, value in part.items()}
-    return (
-        made | {"additionalProperties": False} if isinstance(part.get("properties"), dict) and "type" in part else made
-    )
-
-
 def spoiled(step, rank, row):
     """Two ranks that read the same, and a NaN."""
     row["sample_digests"] = [step + 1]
@@ -51,7 +32,7 @@ def spoiled(step, rank, row):
 
 
 def test_what_diagnose_prints_keeps_to_its_schema(trueline, tmp_path):
-    diagnose = validator(trueline, "diagnose")
+    diagnose = validator("diagnose")
     write_run(tmp_path / "faulty", num_ranks=2, change=spoiled)
     code, printed, _ = trueline("diagnose", tmp_path / "faulty", "--json")
     document = json.loads(printed)
@@ -61,7 +42,7 @@ def test_what_diagnose_prints_keeps_to_its_schema(trueline, tmp_path):
 
 
 def test_what_check_prints_keeps_to_its_schema(trueline, tmp_path):
-    check = validator(trueline, "check")
+    check = validator("check")
     known = Finding(code="x", severity="info", claim="c", measured=float("nan"), expected=float("-inf"), ranks=(1,))
     write_run(tmp_path / "healthy", num_ranks=2, findings=(known,))
     write_run(tmp_path / "faulty", num_ranks=2, change=spoiled)
@@ -77,7 +58,7 @@ def test_what_check_prints_keeps_to_its_schema(trueline, tmp_path):
 
 
 def test_lines_of_a_sink_keep_to_their_schema(trueline, tmp_path):
-    live, path = validator(trueline, "live"), tmp_path / "live.jsonl"
+    live, path = validator("live"), tmp_path / "live.jsonl"
     sink = open_sink(str(path), "")
     sink.numbers([Numbers(1, {"loss": float("inf"), "worst_rank": 2.0})])
     sink.finding(Finding(code="x", severity="error", claim="c", ranks=(1, 2), measured=float("nan")))
@@ -89,15 +70,20 @@ def test_lines_of_a_sink_keep_to_their_schema(trueline, tmp_path):
 
 
 def test_plan_files_keep_to_their_schema(trueline):
-    plan = validator(trueline, "plan")
+    plan = validator("plan")
     plan.validate(Plan().model_dump(mode="json"))
     for wrong in ({"presett": "mix"}, {"preset": "all"}, {"every": 0}):
         with pytest.raises(jsonschema.ValidationError):
             plan.validate(wrong)
 
 
+def test_what_is_printed_is_the_schema(trueline):
+    assert json.loads(trueline("schema", "check")[1]) == json_schema("check")
+
+
 def test_a_name_that_has_no_schema_is_refused_with_those_that_have(trueline):
     assert trueline("schema", "chek")[::2] == (
         2,
-        "trueline: There is no JSON Schema of 'chek'. There are those of check, diagnose, wait, live, plan.\n",
+        "trueline: There is no JSON Schema of 'chek'. There are those of check, diagnose, compare, diff, facts, trial, "
+        "wait, live, plan.\n",
     )

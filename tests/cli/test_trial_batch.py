@@ -125,7 +125,8 @@ def test_each_of_two_micro_batches_is_weighted_by_its_own_tokens(trial):
 def test_the_document_has_the_fields_of_the_contract(trial):
     _, found, _ = trial("broadcast", "faulty", laws="halves")
     assert list(found) == [
-        *("schema", "trial", "question", "answer", "says", "arms", "error_asked", "runs", "credible", "next")
+        *("schema", "trial", "status", "exit_code", "verdict", "cause", "actions"),
+        *("question", "answer", "says", "arms", "error_asked", "runs", "credible", "next"),
     ]
     assert found["runs"] == sum(arm["runs"] for arm in found["arms"]) == 6
     assert {"name": "base", "runs": 2, "showed": 0} in found["arms"]

@@ -37,6 +37,7 @@ def test_a_real_fault_of_torch_is_named_without_a_word_in_the_script(trueline, p
     code, found, err = call("trial", "knobs", "first", "--json", "--", python, JOB, "fused")
     assert (code, found["answer"], found["credible"]) == (0, "confirmed", ["fused-optimizer"]), found
     assert set(found) == {
+        *("status", "exit_code", "verdict", "cause", "actions"),
         *("schema", "trial", "question", "answer", "says", "arms", "error_asked", "runs", "rate", "credible", "next"),
     }
     assert found["arms"][0]["name"] == "sham"

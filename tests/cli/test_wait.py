@@ -4,7 +4,7 @@ import json
 
 import pytest
 from tests.cli import in_process
-from tests.cli.test_schema import validator
+from tests.cli.schemas import validator
 from tests.synthetic_runs import write_run
 
 from trueline.schema.finding import Finding
@@ -24,13 +24,13 @@ def test_the_document_is_small_whatever_was_found_and_keeps_to_its_schema(trueli
     assert (code, errors, document["exit_code"], document["status"]) == (1, "", 1, "fault")
     assert len(printed.encode()) <= 2000
     assert len(document["findings"]) + document["left_out"]["findings"] == 40
-    validator(trueline, "wait").validate(document)
+    validator("wait").validate(document)
 
 
 def test_time_that_is_over_is_exit_code_3(trueline, tmp_path):
     code, printed, _ = trueline("wait", tmp_path / "none", "--timeout", "0")
     assert (code, json.loads(printed)["stop"]) == (3, "timeout")
-    validator(trueline, "wait").validate(json.loads(printed))
+    validator("wait").validate(json.loads(printed))
 
 
 def test_what_cannot_be_waited_for_is_exit_code_2(trueline, tmp_path):

@@ -94,3 +94,21 @@ def _name_value(param: Any) -> None:
     else:
         choices = param.type_descriptor.choices if param.type_descriptor.is_choice else ()
         param.metavar = "|".join(map(str, choices)) if choices else param.name.upper().replace("_", "-")
+
+
+def verbs_of(command: Any, path: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """What `--help` says of the ``command`` of click, and of all below it, for a program."""
+    if inner := getattr(command, "commands", None):
+        return [verb for name, below in inner.items() for verb in verbs_of(below, (*path, name))]
+    says, _, rest = (command.help or "").partition("\n")
+    return [
+        {
+            "verb": " ".join(path),
+            "says": says,
+            "help": rest.strip(),
+            "options": [
+                {"names": [*param.opts], "help": getattr(param, "help", None) or "", "required": param.required}
+                for param in command.params
+            ],
+        }
+    ]

@@ -28,6 +28,7 @@ from trueline.cli.verbs import (
     gallery,
     import_,
     info,
+    mcp,
     plan,
     report,
     run,
@@ -51,7 +52,7 @@ for panel, verbs in zip(
     GROUPS,
     (
         (demo, run, plan, collect),
-        (check, wait, confirm, diagnose, facts, view, report, info, explain, verify),
+        (check, wait, confirm, diagnose, facts, view, report, info, explain, verify, mcp),
         (compare, diff, calibrate, env),
         (trial,),
         (import_, export),
@@ -84,6 +85,12 @@ def options(
     """When, where and why a distributed PyTorch training run stops being numerically right."""
 
 
+_NO_TORCH = (
+    "trueline: This needs torch, which Python at '{python}' does not have. Run it where the training runs, or install "
+    "torch there: pip install torch. What only reads Runs (check, facts, diagnose, compare, view) works without."
+)
+
+
 def main() -> None:
     """Run the command line; a TruelineError becomes one sentence on standard error and exit code 2 (3: cannot tell)."""
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
@@ -95,6 +102,12 @@ def main() -> None:
         sys.exit(3)
     except TruelineError as error:
         print(visible(f"trueline: {error}"), file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        # Trueline takes the torch that is there and brings none: see docs/decisions/0027-torch-is-the-users.md
+        print(visible(_NO_TORCH.format(python=sys.executable)), file=sys.stderr)
         sys.exit(2)
 
 

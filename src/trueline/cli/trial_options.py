@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trueline.cli.options import Json
+from trueline.cli.options import Json, MaxBytes, Page, bounds_of
 from trueline.schema.trial_verbs import SHARED, Option, Verb
 
 _RUN = Annotated[
@@ -22,23 +22,35 @@ def command_of(verb: Verb) -> Callable[..., None]:
     """The command of ``verb``, with its signature as typer reads it."""
     options = (*verb.options, *verb.shared, _DRY_RUN)
 
-    def command(*, dry_run: bool, json: bool, words: list[str] | None = None, run: str = "", **values: Any) -> None:
+    def command(
+        *,
+        dry_run: bool,
+        json: bool,
+        max_bytes: int | None,
+        page: int,
+        words: list[str] | None = None,
+        run: str = "",
+        **values: Any,
+    ) -> None:
         from trueline.cli.trial_screen import run_and_print
         from trueline.trials.frame.asked import Asked
         from trueline.trials.start import prepared
 
+        bounds = bounds_of(max_bytes, page, json=json)
         shared = {name: values.pop(name) for name in SHARED if name in values}
         request = Asked(verb.name, tuple(words or ()), run, **shared)
         option_values = {option.name: values[option.name] for option in verb.options}
         # typer has None for a list that was not given, Python an empty one
         option_values |= {option.name: option_values[option.name] or () for option in verb.options if option.repeated}
-        run_and_print(request, prepared(request, **option_values), dry_run=dry_run, json=json)
+        run_and_print(request, prepared(request, **option_values), dry_run=dry_run, json=json, bounds=bounds)
 
     parameters = [
         *([_parameter("run", _RUN, inspect.Parameter.empty)] if verb.about_run else []),
         _parameter("words", _WORDS, None),
         *(_parameter(option.name, _annotation(option), _default(option)) for option in options),
         _parameter("json", Json, False),
+        _parameter("max_bytes", MaxBytes, None),
+        _parameter("page", Page, 1),
     ]
     command.__doc__ = verb.help
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from trueline.cli.options import Bounds
 from trueline.schema.trial_verbs import VERBS
 
 if TYPE_CHECKING:
@@ -17,23 +19,63 @@ if TYPE_CHECKING:
     from trueline.trials.frame.trial import TrialAnswer
 
 
-def run_and_print(request: Asked, prepared: Prepared, *, dry_run: bool, json: bool) -> NoReturn:
+def run_and_print(request: Asked, prepared: Prepared, *, dry_run: bool, json: bool, bounds: Bounds) -> NoReturn:
     """Run a trial, print its answer, and leave with its exit code; or print what it would do."""
-    from trueline.cli.json_document import print_document
+    from trueline.cli.json_document import print_bounded
 
     if dry_run:
-        _print_plan(prepared)
+        if json:
+            print_bounded(plan_document(request, prepared, sys.argv[1:]), "trial", bounds)
+        else:
+            _print_plan(prepared)
         raise typer.Exit
     with _running(prepared.runs, request.words):
         answer = prepared.trial.answer()
     if json:
-        print_document(answer.to_json())
+        print_bounded(_document(request, answer), "trial", bounds)
     else:
         verb = VERBS[request.verb]
         _print_answer(answer, verb.means)
         if "out" not in verb.lacks:
             print(f"Trial: {request.folder}")
     raise typer.Exit(answer.exit_code)
+
+
+def plan_document(request: Asked, prepared: Prepared, words: Sequence[str]) -> dict[str, Any]:
+    """The document of what a trial would do; its action is the command of ``words`` that does it."""
+    from trueline.judge.actions import Action
+    from trueline.schema.judged import NOT_JUDGED
+    from trueline.trials.frame.trial import SCHEMA
+
+    # the job may have an option of the same name
+    split = list(words).index("--") if "--" in words else len(words)
+    argv = ("trueline", *(word for word in words[:split] if word != "--dry-run"), *words[split:])
+    action = Action("Run the trial.", argv, runs_job=True, cost=f"runs of the job: {prepared.takes}")
+    return {
+        "schema": SCHEMA,
+        "trial": request.verb,
+        "status": NOT_JUDGED,
+        "exit_code": 0,
+        "verdict": f"Nothing was run. Runs: {prepared.takes}.",
+        "cause": None,
+        "actions": [action.to_json()],
+        "plan": list(prepared.plan),
+        "takes": prepared.takes,
+    }
+
+
+def _document(request: Asked, answer: TrialAnswer) -> dict[str, Any]:
+    """The document of an answer; one about a Run makes its diagnosis surer, which is an action."""
+    import shlex
+
+    from trueline.judge.actions import actions_of
+
+    document = answer.to_json()
+    if request.run and answer.answer != "undecided":
+        words = f"trueline diagnose {shlex.quote(request.run)} --trial {shlex.quote(str(request.folder))} --json"
+        (diagnose,) = actions_of([f"With this answer the cause is surer: `{words}`."])
+        document["actions"].append(diagnose.to_json())
+    return document
 
 
 @contextmanager
@@ -43,7 +85,6 @@ def _running(source: ProgressSource, words: Sequence[str]) -> Iterator[None]:
     """
     import errno
     import signal
-    import sys
 
     from trueline.cli.screen import Console
     from trueline.cli.waiting import on_terminal

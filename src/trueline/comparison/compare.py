@@ -31,6 +31,7 @@ from trueline.comparison.merge.loss_scale import clipped_ratio, with_one_loss_sc
 from trueline.comparison.not_repeating import not_repeating
 from trueline.comparison.prefilter import differing_steps
 from trueline.comparison.result import JUDGEMENTS, ComparedRow, Comparison, StepSummary
+from trueline.judge.where import where_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import BITS
 from trueline.schema.files.tolerance import Tolerance
@@ -111,7 +112,7 @@ def compare(
     return Comparison(
         run=run.path,
         ref=ref.path,
-        findings=tuple(in_causal_order(findings)),
+        findings=tuple(replace(finding, where=where_of(finding, run, {})) for finding in in_causal_order(findings)),
         rows=rows,
         steps=_with_losses(summaries, run, ref, scale),
         first=None if first is None else _with_details(_make_row(*first), first.row, max_bytes),

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from trueline.schema.fact import fact
-from trueline.schema.finding import Finding
+from trueline.schema.finding import Finding, documents_of
+from trueline.schema.judged import COMPARED
 from trueline.schema.site import Site
 from trueline.schema.text.shown import Shown
 
@@ -239,7 +240,10 @@ class Comparison(Shown):
             "schema": SCHEMA,
             "run": self.run,
             "ref": self.ref,
-            "findings": [finding.to_json() for finding in self.findings],
+            "status": COMPARED[self.exit_code],
+            "exit_code": self.exit_code,
+            "cause": next((finding.code for finding in self.findings if finding.is_grave), None),
+            "findings": documents_of(self.findings),
             "first": None if self.first is None else _plain(self.first),
             "counts": {name: self.counts.get(name, 0) for name in JUDGEMENTS},
             "judged": self.judged.to_json(),

@@ -17,6 +17,8 @@ _COMMAND = re.compile(r"`(trueline [^`]+)`")
 _TO_FILL_IN = re.compile(r"COMMAND|RUN|REF|REV|REMEDY|NAME,…|KEY=VALUE|FILE|DIR|CODE")
 """Words that stand for what only a person knows."""
 _STARTS_A_JOB = ("run", "trial")
+_COSTS = {"explain": "nothing", "confirm": "writes into the Run"}
+"""Of verbs that start no job and do not only read a Run."""
 _READS_A_RUN = ("op", "precheck", "noise")
 """Verbs of ``trueline trial`` that start no job."""
 
@@ -89,7 +91,7 @@ def _action(line: str) -> Action:
     if any(_TO_FILL_IN.fullmatch(word) or HIDDEN in word for word in argv):
         return Action(line)
     runs_job = argv[1] in _STARTS_A_JOB and argv[2] not in _READS_A_RUN
-    return Action(line, argv, runs_job, _cost(argv) if runs_job else "reads the Run")
+    return Action(line, argv, runs_job, _cost(argv) if runs_job else _COSTS.get(argv[1], "reads the Run"))
 
 
 def _cost(argv: Sequence[str]) -> str:
@@ -99,6 +101,11 @@ def _cost(argv: Sequence[str]) -> str:
         return "about 20 times the job up to its first update"
     usual = VERBS[argv[2]].usual if argv[2] in VERBS else 0
     return f"about {usual} times the job" if usual else "the job several times"
+
+
+def judged_by_check(run: str) -> Action:
+    """The action after something that judges nothing."""
+    return _action(f"Nothing is judged here: `trueline check {shlex.quote(run)} --json` says what is wrong.")
 
 
 def split_at_command(line: str) -> tuple[str, str, str]:

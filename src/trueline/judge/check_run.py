@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -27,7 +28,7 @@ from trueline.judge.series.iterations import may_part, parting_of
 from trueline.judge.watching_cost import watching_cost
 from trueline.judge.where import Machines, machine_text, machines_of, where_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
-from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of
+from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of, documents_of, ids_of
 from trueline.schema.judged import (
     EXIT_CODES,
     FEWEST_STEPS_OF_ONE,
@@ -163,16 +164,20 @@ class CheckReport(Shown):
     @property
     def actions(self) -> tuple[Action, ...]:
         """Next actions on all incidents, the gravest first; where nothing was found, those that look further."""
-        return actions_of([line for incident in self.incidents for line in self.advice(incident)] or self.next)
+        advice = [line for incident in self.incidents for line in self.advice(incident)]
+        if advice:
+            why = f"`trueline diagnose {shlex.quote(self.run)} --json`"
+            advice.append(f"What speaks for and against each cause, and what would settle it: {why}.")
+        asked = [line for finding in self.to_confirm for line in (*finding.next[:1], self._if_meant(finding))]
+        return actions_of(advice or [*asked, *self.next])
+
+    def _if_meant(self, finding: Finding) -> str:
+        return f"If it is meant: `trueline confirm {shlex.quote(self.run)} {finding.id}`."
 
     @property
     def ids(self) -> tuple[str, ...]:
         """Names of the findings, equal whenever this Run is checked: code, ranks, and what each is about."""
-        names = [finding.id for finding in self.findings]
-        return tuple(
-            name if names.index(name) == index else f"{name}.{names[: index + 1].count(name)}"
-            for index, name in enumerate(names)
-        )
+        return ids_of(self.findings)
 
     @cached_property
     def to_confirm(self) -> tuple[Finding, ...]:
@@ -228,23 +233,35 @@ class CheckReport(Shown):
     def _notes(self) -> Sequence[str]:
         return (*self.notes, *(f"not checked: {entry.check}: {entry.why}" for entry in self.checks_not_run))
 
-    def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
+    def head(self) -> dict[str, Any]:
+        """What documents on a Run begin with: what it comes to, and which questions have no answer, or one in part."""
         return {
-            "schema": SCHEMA,
             "run": self.run,
             "status": self.verdict.for_programs,
             "exit_code": self.exit_code,
             "verdict": self.verdict.line,
             "cause": self.cause_named,
+            "not_judged": [entry.question for entry in self.judged.of("open", "partly")],
+        }
+
+    def incident_documents(self) -> list[dict[str, Any]]:
+        """The incidents, with the names of their findings, which stay as they are where only some are shown."""
+        names = self.ids
+        return [
+            incident.to_json() | {"ids": [names[index] for index in incident.findings]} for incident in self.incidents
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "schema": SCHEMA,
+            **self.head(),
             "actions": [action.to_json() for action in self.actions],
             "confirm": [{"id": finding.id} | finding.to_json() for finding in self.to_confirm],
             "facts": [] if self.facts is None else [fact.to_json() for fact in self.facts.facts],
             "judged": self.judged.to_json(),
-            "incidents": [incident.to_json() for incident in self.incidents],
-            "findings": [
-                {"id": name} | finding.to_json() for name, finding in zip(self.ids, self.findings, strict=True)
-            ],
+            "incidents": self.incident_documents(),
+            "findings": documents_of(self.findings),
             "checks_run": list(self.checks_run),
             "checks_not_run": [entry.to_json() for entry in self.checks_not_run],
             "next": list(self.next),
@@ -265,9 +282,11 @@ def check(
     *,
     ref: str | os.PathLike[str] | Run | None = None,
     strict: bool = False,
+    remembers: bool = True,
 ) -> CheckReport:
     """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given; where that
-    is ``strict``, what is to confirm counts as found. Raises ``RunError`` where there is no Run to read.
+    is ``strict``, what is to confirm counts as found. What is known of the Run now is written into it for the next look
+    where it ``remembers``. Raises ``RunError`` where there is no Run to read.
 
     Findings that live checks left while the job ran are included, and what is said of further groups of ranks and of
     further models.
@@ -286,7 +305,7 @@ def check(
     answers, followed = ask_checks(
         opened, opened if parting is None else opened.before(parting.step), checks, judgements
     )
-    if followed is not None:
+    if followed is not None and remembers:
         write_judgements(opened, checks, followed)
     for law_check in checks:
         question_of[law_check.code] = law_check.question
@@ -309,7 +328,7 @@ def check(
         findings, codes, not_run = [*findings, *outcome], [*codes, *judged], [*not_run, *lacking]
         outcome, remarks = reference_findings(opened, reference)
         findings, notes = [*findings, *outcome], [*notes, *remarks]
-    outcome, remarks = _check_models(opened)
+    outcome, remarks = _check_models(opened, remembers=remembers)
     findings, notes = [*findings, *outcome], [*notes, *remarks]
     commands = Commands(os.fspath(opened.path), tuple(opened.manifest.argv))
     calls = {law_check.code: law_check.calls for law_check in checks}
@@ -340,7 +359,7 @@ def check(
         facts=facts,
         strict=strict,
     )
-    return _with_groups(report_of_run, [check(path) for path in opened.groups], confirmed)
+    return _with_groups(report_of_run, [check(path, remembers=remembers) for path in opened.groups], confirmed)
 
 
 def _wording(run: Run, reference: Run | None) -> Callable[[str], str]:
@@ -355,13 +374,13 @@ def _may_part(run: Run, judgements: Followed) -> bool:
     return any(may_part(unjudged_steps(run, judgements, code)) for code in ending)
 
 
-def _check_models(run: Run) -> tuple[list[Finding], list[str]]:
+def _check_models(run: Run, *, remembers: bool) -> tuple[list[Finding], list[str]]:
     """Findings on the further models of ``run``, and their verdicts and notes, each with the name of the model."""
     findings: list[Finding] = []
     notes: list[str] = []
     for name, path in run.models.items():
         try:
-            report = check(path)
+            report = check(path, remembers=remembers)
         except RunError as error:
             notes.append(f"Model {name}: {error}")
             continue

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal, NotRequired, cast
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from trueline.comparison.result import ComparedRow, JudgedPass, Judgement, OneSidedCall, StepSummary
 from trueline.judge.actions import Action
 from trueline.judge.awaited import Stop
 from trueline.judge.causes.verdicts import CauseVerdict
 from trueline.judge.facts.base_rates import BaseRate
 from trueline.judge.facts.fact import Area
-from trueline.judge.incidents import Incident
+from trueline.same_job.fact_pair import FactPair
+from trueline.same_job.vocabulary import Starts
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding, Severity, Where
 from trueline.schema.judged import NotRun, Question, State
@@ -58,7 +60,26 @@ class FactDocument(TypedDict):
     unusual: dict[str, BaseRate]
 
 
-class CheckDocument(TypedDict):
+class IncidentDocument(TypedDict):
+    """What ``CheckReport.incident_documents`` makes of one."""
+
+    ranks: list[int]
+    step_first: int | None
+    severity: Severity
+    findings: list[int]
+    title: str
+    ids: list[str]
+
+
+class Pages(TypedDict):
+    """Keys of a document that was cut by `--max-bytes`."""
+
+    page: NotRequired[int]
+    next_page: NotRequired[int | None]
+    left_out: NotRequired[dict[str, int]]
+
+
+class CheckDocument(Pages):
     """What `trueline check --json` prints."""
 
     schema: Literal[1]
@@ -67,11 +88,12 @@ class CheckDocument(TypedDict):
     exit_code: Literal[0, 1, 3]
     verdict: str
     cause: str | None
+    not_judged: list[Question]
     actions: list[Action]
     confirm: list[Finding]
     facts: list[FactDocument]
     judged: JudgedDocument
-    incidents: list[Incident]
+    incidents: list[IncidentDocument]
     findings: list[Finding]
     checks_run: list[str]
     checks_not_run: list[NotRun]
@@ -79,18 +101,164 @@ class CheckDocument(TypedDict):
     notes: list[str]
 
 
-class DiagnoseDocument(TypedDict):
+class DiagnoseDocument(Pages):
     """What `trueline diagnose --json` prints."""
 
     schema: Literal[1]
     run: str
+    status: Literal["fault", "confirm", "fine", "cannot-tell"]
+    exit_code: Literal[0, 1, 3]
     verdict: str
+    cause: str | None
+    not_judged: list[Question]
+    actions: list[Action]
     verdicts: list[CauseVerdict]
-    incidents: list[Incident]
+    incidents: list[IncidentDocument]
     findings: list[Finding]
     judged: JudgedDocument
     next: list[str]
     notes: list[str]
+
+
+class FactsDocument(Pages):
+    """What `trueline facts --json` prints."""
+
+    schema: Literal[1]
+    run: str
+    status: Literal["not-judged"]
+    exit_code: Literal[0]
+    cause: None
+    actions: list[Action]
+    facts: list[FactDocument]
+    unknown: dict[str, str]
+
+
+class PassesDocument(TypedDict):
+    """How many values of some passes were judged."""
+
+    step: NotRequired[int | None]
+    values: int
+    judged: int
+    calls_in_one_run: int
+    passes: list[JudgedPass]
+
+
+class ComparedValuesDocument(PassesDocument):
+    """What ``comparison.result.Judged.to_json`` makes."""
+
+    enough: bool
+    lacking: str
+    first_step: PassesDocument
+
+
+class CompareDocument(Pages):
+    """What `trueline compare --json` prints."""
+
+    schema: Literal[1]
+    run: str
+    ref: str
+    status: Literal["same", "different", "cannot-tell"]
+    exit_code: Literal[0, 1, 3]
+    verdict: str
+    cause: str | None
+    actions: list[Action]
+    findings: list[Finding]
+    first: ComparedRow | None
+    counts: dict[Judgement, int]
+    judged: ComparedValuesDocument
+    missing: dict[str, int]
+    one_sided_calls: list[OneSidedCall]
+    steps: list[StepSummary]
+    rows: list[ComparedRow]
+    notes: list[str]
+    written: list[str]
+
+
+class DifferenceDocument(TypedDict):
+    """What ``Difference.to_json`` makes, with its name."""
+
+    id: str
+    code: str
+    severity: Severity
+    topic: str
+    name: str
+    says: str
+    run: str
+    ref: str
+    likely: int
+    changes_first: Starts
+    run_where: str
+    ref_where: str
+    note: str
+
+
+class SettingsDocument(TypedDict):
+    """Settings of both jobs in the words of the vocabulary."""
+
+    run: dict[str, str]
+    ref: dict[str, str]
+
+
+class DiffDocument(Pages):
+    """What `trueline diff --json` prints."""
+
+    schema: Literal[1]
+    run: str
+    ref: str
+    status: Literal["same", "different", "cannot-tell"]
+    exit_code: Literal[0, 1, 3]
+    verdict: str
+    cause: str | None
+    actions: list[Action]
+    began: Literal["at the first loss", "later", "never", ""]
+    differences: list[DifferenceDocument]
+    findings: list[Finding]
+    compared: dict[str, int]
+    facts: list[FactPair]
+    settings: SettingsDocument
+    notes: list[str]
+    written: list[str]
+
+
+class ArmDocument(TypedDict):
+    """One way to run the job: how often it was run, and in how many of these runs it showed what is asked for."""
+
+    name: str
+    runs: int
+    showed: int
+
+
+class TrialDocument(Pages):
+    """What `trueline trial VERB --json` prints, of each verb; with `--dry-run` it has ``plan`` and ``takes`` in place
+    of the answer. ``table``, ``outputs`` and ``operations`` are of single verbs.
+    """
+
+    schema: Literal[1]
+    trial: str
+    status: Literal["confirmed", "excluded", "undecided", "not-judged"]
+    exit_code: Literal[0, 3]
+    verdict: str
+    cause: str | None
+    actions: list[Action]
+    plan: NotRequired[list[str]]
+    takes: NotRequired[str]
+    question: NotRequired[str]
+    answer: NotRequired[Literal["confirmed", "excluded", "undecided"]]
+    says: NotRequired[list[str]]
+    arms: NotRequired[list[ArmDocument]]
+    error_asked: NotRequired[float | None]
+    runs: NotRequired[int]
+    rate: NotRequired[dict[str, float]]
+    credible: NotRequired[list[str]]
+    next: NotRequired[list[str]]
+    findings: NotRequired[list[Finding]]
+    table: NotRequired[list[dict[str, Any]]]
+    site: NotRequired[str]
+    device: NotRequired[str]
+    counts: NotRequired[dict[str, int]]
+    outputs: NotRequired[dict[str, Any]]
+    operations: NotRequired[list[Any]]
+    written: NotRequired[list[str]]
 
 
 class BriefFinding(TypedDict):
@@ -145,8 +313,11 @@ def _live_line() -> dict[str, Any]:
     return parts | {"oneOf": [numbers, finding], "title": "LiveLine", "description": "A line of the sink `jsonl`."}
 
 
-def _with_ids(schema: dict[str, Any]) -> dict[str, Any]:
-    """Findings of a whole Run have a name each."""
+def _named(document: Any) -> dict[str, Any]:
+    """The schema of a document whose findings have a name each."""
+    schema = TypeAdapter(document).json_schema(mode="serialization")
+    if "Finding" not in schema["$defs"]:
+        return schema
     finding = schema["$defs"]["Finding"]
     finding["properties"] = {"id": {"type": "string"}} | finding["properties"]
     finding["required"] = ["id", *finding["required"]]
@@ -154,9 +325,13 @@ def _with_ids(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 _MAKE_SCHEMA: dict[str, Callable[[], dict[str, Any]]] = {
-    "check": lambda: _with_ids(TypeAdapter(CheckDocument).json_schema(mode="serialization")),
-    "diagnose": lambda: TypeAdapter(DiagnoseDocument).json_schema(mode="serialization"),
-    "wait": lambda: TypeAdapter(WaitDocument).json_schema(mode="serialization"),
+    "check": lambda: _named(CheckDocument),
+    "diagnose": lambda: _named(DiagnoseDocument),
+    "compare": lambda: _named(CompareDocument),
+    "diff": lambda: _named(DiffDocument),
+    "facts": lambda: _named(FactsDocument),
+    "trial": lambda: _named(TrialDocument),
+    "wait": lambda: _named(WaitDocument),
     "live": _live_line,
     "plan": Plan.model_json_schema,
 }

@@ -65,8 +65,8 @@ def _of_calls(envs: Sequence[RankEnv], calls: Sequence[str]) -> tuple[str, int] 
 
 
 def _of_stack(evidence: Mapping[str, object]) -> tuple[str, int] | None:
-    """The innermost frame of the user's own."""
-    stack = evidence.get("stack")
+    """The innermost frame of the user's own; of a call that a comparison names the line alone is known."""
+    stack = evidence.get("stack") or evidence.get("where")
     frames = [stack] if isinstance(stack, str) else cast(Sequence[object], stack or ())
     for frame in map(str, frames):
         match = _LINE.search(frame)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, cast
 
 from trueline.render.wording import UNPRINTABLE
 from trueline.schema.errors import InputError
 from trueline.schema.text.documents import finite
 
-FEWEST_BYTES = 1000
-"""Bytes of the smallest page: below, the verdict and one finding do not fit."""
+FEWEST_BYTES = 2000
+"""Bytes of the smallest page: half of it is for the verdict, and a finding fits into the rest."""
 _LONGEST_TEXTS = (1000, 300, 120, 40)
 """Characters that a text of the head, or of what is larger than a page, has at most: the first that fits."""
 _MOST_ITEMS = 8
@@ -42,6 +42,47 @@ class Listed:
     key: Callable[[Any], Any] | None = None
 
 
+_JUDGEMENTS = ("beyond", "not-comparable", "propagated", "within", "equal")
+"""Of compared values, those first that are to blame, then those that nobody could judge."""
+
+
+def _blame(row: Mapping[str, Any]) -> int:
+    """Sort key of compared values: within a judgement they stay in the order of execution, where the first matters."""
+    return _JUDGEMENTS.index(row["judgement"])
+
+
+_FINDINGS = (Listed("incidents"), Listed("findings"), Listed("confirm"))
+_LOOKED_AT = (Listed("judged.questions"), Listed("checks_not_run"), Listed("checks_run"))
+ORDERS: Mapping[str, Sequence[Listed]] = {
+    "wait": (Listed("findings"), Listed("actions")),
+    "check": (
+        *(Listed("actions"), *_FINDINGS, Listed("notes"), Listed("next")),
+        Listed("facts", key=lambda fact: not fact["unusual"]),
+        *_LOOKED_AT,
+    ),
+    "diagnose": (
+        Listed("actions"),
+        Listed("verdicts"),
+        *_FINDINGS[:2],
+        Listed("notes"),
+        Listed("next"),
+        *_LOOKED_AT[:1],
+    ),
+    "facts": (Listed("actions"), Listed("facts", key=lambda fact: not fact["unusual"]), Listed("unknown")),
+    "compare": (
+        *(Listed("actions"), Listed("findings"), Listed("rows", key=_blame), Listed("steps"), Listed("missing")),
+        *(Listed("one_sided_calls"), Listed("judged.passes"), Listed("judged.first_step.passes")),
+    ),
+    "diff": (
+        *(Listed("actions"), Listed("differences"), Listed("facts"), Listed("findings")),
+        *(Listed("settings.run"), Listed("settings.ref")),
+    ),
+    "trial": (Listed("actions"), Listed("says"), Listed("next"), Listed("findings"), Listed("table"), Listed("arms")),
+    "explain": (Listed("verbs"), Listed("exit_codes"), Listed("checks"), Listed("causes")),
+}
+"""Lists of each kind of document, what matters most first; those that are not named come behind."""
+
+
 def page_of(document: Mapping[str, Any], order: Sequence[Listed], *, max_bytes: int, page: int = 1) -> dict[str, Any]:
     """Page ``page``, from 1, of ``document``: its single values on each page, and of its lists and objects, those of
     ``order`` first, as many items as fit into ``max_bytes`` as a compact text. ``left_out`` counts what comes on later
@@ -51,16 +92,18 @@ def page_of(document: Mapping[str, Any], order: Sequence[Listed], *, max_bytes: 
         raise InputError(f"A page of {max_bytes} bytes is too small. Take {FEWEST_BYTES} or more.")
     if page < 1:
         raise InputError(f"Page {page} is none: pages count from 1.")
-    fields = [*order, *_others(document, order)]
-    queues = [(field, _items(document, field)) for field in fields]
-    queues = [(field, items) for field, items in queues if items]
-    counts = {field.path: len(items) for field, items in queues}
+    max_bytes -= len("\n")  # which ends the line that it is printed as
+    fields = [*order, *_unordered(document, order)]
+    fields = [field for field in fields if _at(document, field.path)]
+    counts = {field.path: len(_at(document, field.path)) for field in fields}
+    # lists may make their items as they are looked at, and most are on later pages
+    entries = chain.from_iterable(_entries(document, field) for field in fields)
     head = _head(document, counts, max_bytes)
-    pages = list(islice(_pages(queues, max_bytes - _size(head)), page + 1))
+    pages = list(islice(_pages(entries, max_bytes - _size(head)), page + 1))
     if page > len(pages):
         raise InputError(f"There is no page {page}: the answer has {len(pages)}.")
     for path, item, value in pages[page - 1]:
-        _put(head, path, item, value)
+        _add(head, path, item, value)
     for path, _, _ in (entry for earlier in pages[:page] for entry in earlier):
         counts[path] -= 1
     left_out = {path: count for path, count in counts.items() if count}
@@ -71,18 +114,19 @@ Entry = tuple[str, Any, Any]
 """A field, the key of an item of an object (None in a list), and the item."""
 
 
-def _others(document: Mapping[str, Any], order: Sequence[Listed]) -> Iterator[Listed]:
+def _unordered(document: Mapping[str, Any], order: Sequence[Listed]) -> Iterator[Listed]:
     """Lists that ``order`` does not name, as they stand."""
     top_level = {field.path.partition(".")[0] for field in order}
     yield from (Listed(key) for key, value in document.items() if isinstance(value, list) and key not in top_level)
 
 
-def _items(document: Mapping[str, Any], field: Listed) -> list[Entry]:
+def _entries(document: Mapping[str, Any], field: Listed) -> Iterator[Entry]:
     value = _at(document, field.path)
     if isinstance(value, Mapping):
-        return [(field.path, key, item) for key, item in cast(Mapping[str, Any], value).items()]
-    items = cast(list[Any], value or [])
-    return [(field.path, None, item) for item in (sorted(items, key=field.key) if field.key else items)]
+        yield from ((field.path, key, item) for key, item in cast(Mapping[str, Any], value).items())
+        return
+    items = cast(list[Any], value)
+    yield from ((field.path, None, item) for item in (sorted(items, key=field.key) if field.key else items))
 
 
 def _at(document: Mapping[str, Any], path: str) -> Any:
@@ -103,7 +147,7 @@ def _head(document: Mapping[str, Any], counts: Mapping[str, int], max_bytes: int
         head = {key: _shortened(value, longest, None) for key, value in emptied.items()} | numbers
         if _size(head) <= max_bytes / 2:
             break
-    if _size(head) > max_bytes - FEWEST_BYTES // 4:
+    if _size(head) > max_bytes * 0.6:
         raise InputError(f"A page of {max_bytes} bytes is too small for this answer. Take {2 * _size(head)} or more.")
     return head
 
@@ -119,10 +163,10 @@ def _without(part: Mapping[str, Any], paths: Collection[str], above: str = "") -
     return rest
 
 
-def _pages(queues: Sequence[tuple[Listed, list[Entry]]], room: int) -> Iterator[list[Entry]]:
+def _pages(entries: Iterable[Entry], room: int) -> Iterator[list[Entry]]:
     page: list[Entry] = []
     free = room
-    for path, key, value in (entry for _, items in queues for entry in items):
+    for path, key, value in entries:
         size = _entry_size(key, value)
         if size > room:
             value = _fitting(key, value, room)
@@ -140,17 +184,26 @@ def _entry_size(key: Any, value: Any) -> int:
 
 
 def _fitting(key: Any, value: Any, room: int) -> Any:
-    """An item that is larger than a page, with its texts and lists shortened as far as it takes."""
+    """An item that is larger than a page, with its texts and lists shortened as far as it takes. It says that it is
+    ``shortened`` where it has keys.
+    """
+    mark = {"shortened": True} if isinstance(value, Mapping) else None
+    short = value
     for longest in _LONGEST_TEXTS:
         short = _shortened(value, longest, _MOST_ITEMS)
+        short = short if mark is None else short | mark
         if _entry_size(key, short) <= room:
             return short
-    return f"{document_text({'': value}, compact=True)[4:24]}… (too large for this page)"
+    if mark is None:
+        return f"{document_text({'': value}, compact=True)[4:24]}… (too large for this page)"
+    single = {name: item for name, item in short.items() if not isinstance(item, Mapping | list)}
+    empty = {name: type(item)() for name, item in short.items() if isinstance(item, Mapping | list)}
+    return empty | single
 
 
 def _shortened(value: Any, longest: int, num_items: int | None) -> Any:
-    """``value`` with texts of at most ``longest`` characters, and lists of at most ``num_items`` items, which say what
-    is missing. The words of a command are left out as a whole: one that is cut would be another.
+    """``value`` with texts of at most ``longest`` characters, and lists of at most ``num_items`` items. The words of a
+    command are left out as a whole: one that is cut would be another.
     """
     if isinstance(value, str):
         return value if len(value) <= longest else f"{value[:longest]}… ({len(value) - longest} characters more)"
@@ -160,18 +213,16 @@ def _shortened(value: Any, longest: int, num_items: int | None) -> Any:
             key: None if key == "argv" and _is_long(item, longest) else _shortened(item, longest, num_items)
             for key, item in items.items()
         }
-    if not isinstance(value, list):
-        return value
-    entries = cast(list[Any], value)
-    first = [_shortened(item, longest, num_items) for item in entries[:num_items]]
-    return first if len(first) == len(entries) else [*first, f"… ({len(entries) - len(first)} more)"]
+    if isinstance(value, list):
+        return [_shortened(item, longest, num_items) for item in cast(list[Any], value)[:num_items]]
+    return value
 
 
 def _is_long(argv: Any, longest: int) -> bool:
     return isinstance(argv, list) and any(len(str(word)) > longest for word in cast(list[Any], argv))
 
 
-def _put(document: dict[str, Any], path: str, key: Any, value: Any) -> None:
+def _add(document: dict[str, Any], path: str, key: Any, value: Any) -> None:
     target = _at(document, path)
     if key is None:
         target.append(value)

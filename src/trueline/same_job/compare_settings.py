@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from trueline.same_job.derived import Derived, first_differing_rates
-from trueline.same_job.difference import UNSET, Difference
+from trueline.same_job.difference import UNKNOWN_EFFECT, UNSET, Difference
 from trueline.same_job.settings import (
     Setting,
     Settings,
@@ -25,6 +25,8 @@ _UNKNOWN_OPTION = 42
 """Likelihood of an option without a term that is not among the harmless ones."""
 _MODEL_OPTION = 64
 """Likelihood of an option of the model's own configuration: most of these define what it computes."""
+_ROUNDING_OPTION = 18
+"""Likelihood of an option that says how states are sharded, reduced or moved."""
 _DERIVED_RTOL = 1e-6
 _DERIVED_TERMS = {
     "global-batch": "global_batch",
@@ -69,6 +71,9 @@ def compare_settings(
         compared += stated is not None
         differences += stated or []
     differences += _rate_difference(derived, differences)
+    differences += _rank_batch_difference(settings, ref_settings, derived)
+    # the rank of an adapter explains nothing beside that there is one
+    differences = _without_parts_of_adapters(differences)
     compared += len(set(settings.other_options) & set(ref_settings.other_options))
     by_values = {
         (difference.run, difference.ref): difference
@@ -80,6 +85,17 @@ def compare_settings(
         for difference in _option_differences(settings, ref_settings)
     ]
     return differences + options, compared
+
+
+def _without_parts_of_adapters(differences: list[Difference]) -> list[Difference]:
+    """Leave out how an adapter is made where one job alone has one, which is the difference."""
+    if not any(difference.name == "adapters" for difference in differences):
+        return differences
+    return [
+        difference
+        for difference in differences
+        if not (difference.name.startswith("lora-") and UNSET in (difference.run, difference.ref))
+    ]
 
 
 def _is_number(text: str) -> bool:
@@ -188,6 +204,29 @@ def _rate_difference(derived: tuple[Derived, Derived], differences: list[Differe
         )
 
 
+def _rank_batch_difference(
+    settings: Settings, ref_settings: Settings, derived: tuple[Derived, Derived]
+) -> Iterator[Difference]:
+    """Difference in samples per rank and update, where the number of ranks, and so the global batch, is not known."""
+    if None not in (derived[0].global_batch, derived[1].global_batch):
+        return
+    # what one job states as a whole is not compared with what a rank of the other takes
+    if any("global-batch" in side.terms for side in (settings, ref_settings)):
+        return
+    term = vocabulary().terms["global-batch"]
+    counts: list[float] = []
+    for side in (settings, ref_settings):
+        micro = side.terms.get("micro-batch")
+        if micro is None or not isinstance(micro.value, int | float):
+            return
+        counts.append(float(micro.value) * (side.number("accumulation") or 1.0))
+    if not math.isclose(*counts, rel_tol=_DERIVED_RTOL):
+        wheres = (side.terms["micro-batch"].where for side in (settings, ref_settings))
+        says = "samples per rank and update (the number of ranks is not known)"
+        texts = (f"{count:.6g}" for count in counts)
+        yield replace(_difference(term, *texts, *wheres), says=says, likely=term.likely - 1)
+
+
 def _option_differences(settings: Settings, ref_settings: Settings) -> Iterator[Difference]:
     """Differences in options without a term that are not harmless, of jobs that share a framework."""
     if not set(settings.frameworks) & set(ref_settings.frameworks):
@@ -197,12 +236,17 @@ def _option_differences(settings: Settings, ref_settings: Settings) -> Iterator[
         if _is_same_option(*sides) or is_harmless_option(name):
             continue
         (run, run_where), (ref, ref_where) = map(_option_text, sides)
-        likely = _MODEL_OPTION if "model.config" in (run_where, ref_where) else _UNKNOWN_OPTION
+        is_of_model = "model.config" in (run_where, ref_where)
+        # a model's own configuration defines what it computes, whatever its options are called
+        if fits(name, weights()["options"]["rounding"]) and not is_of_model:
+            yield Difference(
+                "config-differs", "parallel", name, name, run, ref, _ROUNDING_OPTION, "rounding", run_where, ref_where
+            )
+            continue
+        likely = _MODEL_OPTION if is_of_model else _UNKNOWN_OPTION
         yield Difference(
-            "config-differs", "other", name, name, run, ref, likely, "start",
-            run_where, ref_where,
-            note="not in the vocabulary: what it does is not known",
-        )  # fmt: skip
+            "config-differs", "other", name, name, run, ref, likely, "start", run_where, ref_where, note=UNKNOWN_EFFECT
+        )
 
 
 def is_harmless_option(name: str) -> bool:

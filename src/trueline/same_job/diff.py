@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from trueline.judge.actions import Action, actions_of
 from trueline.same_job.alignment import unaligned_switches
 from trueline.same_job.compare_data import DRAWN_BEFORE, compare_data, uncompared_notes
 from trueline.same_job.compare_environment import compare_environment
@@ -19,7 +21,8 @@ from trueline.same_job.fact_pair import FactPair
 from trueline.same_job.settings import Settings, read_settings
 from trueline.same_job.vocabulary import vocabulary
 from trueline.schema.errors import CannotTell
-from trueline.schema.finding import Finding
+from trueline.schema.finding import Finding, documents_of
+from trueline.schema.judged import COMPARED
 from trueline.schema.text.shown import Shown
 from trueline.schema.text.words import capitalized, counted, named_some
 from trueline.store.job_files.job import Job, open_job
@@ -27,6 +30,8 @@ from trueline.store.reader import Run
 
 SCHEMA = 1
 """Version of the document of ``JobDiff.to_json``."""
+_MOST_REMEDIES = 5
+"""Differences of which an action says what to set: one by one, the first that helps is the last."""
 _TOO_LATE_FACTOR = 0.2
 """Factor on the likelihood of a difference that takes effect only after the losses have parted."""
 
@@ -75,6 +80,15 @@ class JobDiff(Shown):
         return " ".join(capitalized(f"{part}.") for part in (self.curves.line, self._differing) if part)
 
     @property
+    def actions(self) -> tuple[Action, ...]:
+        """What to set as in the reference, the most telling first, and where values of two Runs can be compared."""
+        lines = [difference.remedy for difference in self.telling[:_MOST_REMEDIES]]
+        if self.curves.loss is not None:
+            words = f"{shlex.quote(self.run)} {shlex.quote(self.ref)}"
+            lines.append(f"Where their values part, once both are recorded: `trueline compare {words} --json`.")
+        return actions_of(lines)
+
+    @property
     def _differing(self) -> str:
         total = sum(self.compared.values())
         if not self.differences:
@@ -84,6 +98,9 @@ class JobDiff(Shown):
                 return f"None of {counted(total, 'fact')} that both have explains it{lacking}: {todo}"
             return f"Nothing that can change numbers differs in {counted(total, 'fact')} that both have{lacking}"
         first = capitalized(self.differences[0].line)
+        # an option that nobody knows may do nothing: it does not lead the verdict
+        num_unknown = sum(difference.is_unknown for difference in self.telling)
+        num_telling = len(self.telling) - num_unknown
         small = len(self.differences) - len(self.telling)
         if self.curves.as_if_same:
             says = f"The losses are the same at all {self.curves.steps:,} steps that both have"
@@ -91,7 +108,12 @@ class JobDiff(Shown):
         rest = f"; {small} more explain rounding only" if small and self.telling else ""
         if not self.telling:
             return f"Only what explains differences of the size of rounding: {counted(small, 'difference')}. {first}"
-        return f"{counted(len(self.telling), 'difference')} that can explain other numbers{rest}. {first}"
+        unknown = f"{counted(num_unknown, 'option')} of unknown effect" if num_unknown else ""
+        if not num_telling:
+            differ = "differs" if num_unknown == 1 else "differ"
+            return f"Nothing that is known to explain other numbers; {unknown} {differ}{rest}. {first}"
+        others = f", and {unknown}" if unknown else ""
+        return f"{counted(num_telling, 'difference')} that can explain other numbers{others}{rest}. {first}"
 
     def findings(self) -> list[Finding]:
         """One finding per code: its most telling difference in the claim, all of them as evidence."""
@@ -108,10 +130,16 @@ class JobDiff(Shown):
             "schema": SCHEMA,
             "run": self.run,
             "ref": self.ref,
+            "status": COMPARED[self.exit_code],
+            "exit_code": self.exit_code,
             "verdict": self.headline,
+            "cause": next((difference.code for difference in self.telling), None),
+            "actions": [action.to_json() for action in self.actions],
             "began": self.began,
-            "differences": [difference.to_json() for difference in self.differences],
-            "findings": [finding.to_json() for finding in self.findings()],
+            "differences": [
+                {"id": f"{difference.code}.{difference.name}"} | difference.to_json() for difference in self.differences
+            ],
+            "findings": documents_of(self.findings()),
             "compared": dict(self.compared),
             "facts": [pair.to_json() for pair in self.facts],
             "settings": {"run": dict(self.settings[0]), "ref": dict(self.settings[1])},
@@ -245,8 +273,8 @@ def _weigh_difference(difference: Difference, curves: Curves) -> Difference:
     return replace(difference, likely=likely, note=note)
 
 
-def _difference_order(difference: Difference) -> tuple[int, str, str]:
-    return -difference.likely, difference.code, difference.name
+def _difference_order(difference: Difference) -> tuple[bool, int, str, str]:
+    return difference.is_unknown, -difference.likely, difference.code, difference.name
 
 
 def _notes(job: Job, ref_job: Job, settings: Settings, ref_settings: Settings) -> list[str]:

@@ -15,6 +15,8 @@ TELLING = 40
 """Least likelihood of a warning: the difference changes the loss or the update itself. Below it (order of sums,
 kernels, libraries below the framework) a difference is information, and explains rounding only."""
 UNSET = "not set"
+UNKNOWN_EFFECT = "not in the vocabulary: what it does is not known"
+"""Note of a difference in an option that is no term, and is not known to be harmless."""
 NO_PART = "none"
 """Value of a model that lacks every part the other model has."""
 AS_IN_REF = "as in the reference"
@@ -68,6 +70,11 @@ class Difference:
     note: str = ""
 
     @property
+    def is_unknown(self) -> bool:
+        """True of an option of which is not known what it does."""
+        return self.note == UNKNOWN_EFFECT
+
+    @property
     def severity(self) -> Severity:
         """``warning`` or ``info``: a difference alone is no error."""
         return "warning" if self.likely >= TELLING else "info"
@@ -89,6 +96,15 @@ class Difference:
         """Difference as a whole sentence without full stop, which names the reference."""
         ending = "" if self.line.endswith("in the reference") else AS_IN_REF
         return f"{self.line} {'compared with the reference' if self.ref == AS_IN_REF else ending}".strip()
+
+    @property
+    def remedy(self) -> str:
+        """What to do, so that it is gone."""
+        where = f" ({self.run_where})" if self.run_where else ""
+        if AS_IN_REF in (self.run, self.ref) or self.topic in ("model", "data"):
+            return f"Make {self.says} as in the reference{where}, and run the job again: {self.line}."
+        value = "leave it out" if self.ref == UNSET else f"set it to {self.ref}"
+        return f"{self.says}{where}: {value}, as in the reference, and run the job again."
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -80,13 +81,42 @@ def read_settings(sources: Mapping[str, Mapping[str, Any]]) -> Settings:
     """Read configurations, by file, into settings; an earlier file holds against a later one."""
     settings = Settings()
     frameworks: list[str] = []
-    for where, options in sources.items():
+    for where, stated_options in sources.items():
+        options = gathered(stated_options)
         framework = detect_framework(options)
         if framework not in frameworks:
             frameworks.append(framework)
         _read_options(settings, options, framework, where)
     open_terms = settings.automatic - settings.terms.keys()
     return replace(settings, frameworks=tuple(frameworks), unknown=settings.unknown | open_terms, automatic=open_terms)
+
+
+_ENTRY = re.compile(r"(?P<section>.+)\.(?P<number>\d+)\.(?P<facet>.+)")
+_NAMES_OF_DATA = ("path", "id", "dataset_name", "data_path")
+"""What an entry of a list of data sets is called by."""
+_WEIGHTED = "dataset_mixer."
+
+
+def gathered(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options in which a list of data sets, each with its path, split and weight, is one option for all paths, one for
+    all splits, and so on; equal values of all entries are one. ``dataset_mixer`` names each data set by its weight.
+    """
+    entries = {option: match for option in options if (match := _ENTRY.fullmatch(option))}
+    sections = {match["section"] for match in entries.values() if match["facet"] in _NAMES_OF_DATA}
+    lists: dict[str, list[Any]] = {}
+    single: dict[str, Any] = {}
+    for option, value in options.items():
+        match = entries.get(option)
+        if match is not None and match["section"] in sections:
+            lists.setdefault(f"{match['section']}.{match['facet']}", []).append(value)
+        elif option.startswith(_WEIGHTED):
+            # names were flattened with their slash as a dot
+            lists.setdefault("dataset_mixer", []).append(option.removeprefix(_WEIGHTED).replace(".", "/", 1))
+            lists.setdefault("dataset_mixer_weights", []).append(value)
+        else:
+            single[option] = value
+    # one value for all is what a job with a single data set says, too
+    return single | {name: values[0] if len(set(map(str, values))) == 1 else values for name, values in lists.items()}
 
 
 def detect_framework(options: Mapping[str, Any]) -> str:

@@ -19,7 +19,10 @@ Starts = Literal["start", "update", "rounding"]
 
 PLAIN = "plain"
 """Framework of home-made scripts: its option names hold wherever a framework has none of its own."""
-_FRAMEWORKS = ("hf", "llamafactory", "deepspeed", "megatron", "lightning", "torchtitan", "verl", PLAIN)
+_FRAMEWORKS = (
+    *("hf", "llamafactory", "deepspeed", "megatron", "lightning", "torchtitan", "verl"),
+    *("axolotl", "openrlhf", "slime", "nemo-rl", "accelerate", PLAIN),
+)
 _FOLDER = Path(__file__).parent
 
 
@@ -80,7 +83,7 @@ def vocabulary() -> Vocabulary:
         for slug, kinds in cast(dict[str, dict[str, list[str]]], table.pop("values")).items()
     }
     table.pop("sources")
-    terms = {slug: _read_term(slug, entry) for slug, entry in table.items()}
+    terms = {slug: _read_term(slug, entry, includes) for slug, entry in table.items()}
     rules: dict[str, defaultdict[str, list[Rule]]] = {name: defaultdict(list) for name in _FRAMEWORKS}
     for slug, entry in table.items():
         for name in _FRAMEWORKS:
@@ -94,10 +97,11 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(terms, by_option, values, includes)
 
 
-def _read_term(slug: str, entry: Mapping[str, Any]) -> Term:
+def _read_term(slug: str, entry: Mapping[str, Any], includes: Mapping[str, str]) -> Term:
     defaults = dict(entry.get("default", {}))
-    if "hf" in defaults:  # LLaMA-Factory hands its options on to TrainingArguments
-        defaults.setdefault("llamafactory", defaults["hf"])
+    for name, included in includes.items():  # LLaMA-Factory hands its options on to TrainingArguments
+        if included in defaults:
+            defaults.setdefault(name, defaults[included])
     return Term(
         slug=slug,
         says=entry["says"],

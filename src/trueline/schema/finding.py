@@ -182,6 +182,20 @@ class Finding:
         )
 
 
+def ids_of(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Names of findings of one document, each once: their ids, the second and later of one id with a number."""
+    names = [finding.id for finding in findings]
+    return tuple(
+        name if names.index(name) == index else f"{name}.{names[: index + 1].count(name)}"
+        for index, name in enumerate(names)
+    )
+
+
+def documents_of(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Findings as a document has them, each with its name."""
+    return [{"id": name} | finding.to_json() for name, finding in zip(ids_of(findings), findings, strict=True)]
+
+
 def by_weight(finding: Finding) -> tuple[int, int, bool, str]:
     """Sort key: errors first, then the earliest evidence, then the code; dispersions, which say least of what to do,
     after other codes of the same step.

@@ -277,6 +277,10 @@ WORDS: dict[Status, str] = {
 """The gravest first."""
 FOR_PROGRAMS: dict[Status, str] = {"out": "fault", "suspect": "fault", "clear": "fine", "unknown": "cannot-tell"}
 """The status in documents."""
+COMPARED: dict[int, str] = {0: "same", 1: "different", 3: "cannot-tell"}
+"""The status of two jobs, by exit code."""
+NOT_JUDGED = "not-judged"
+"""The status of a document that says what is, and not whether it is well."""
 EXIT_CODES: dict[Status, int] = {"out": 1, "suspect": 1, "clear": 0, "unknown": 3}
 
 

@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -25,11 +26,14 @@ from trueline.capture.job.environment import flags, versions
 from trueline.capture.model.untraced import forward_module
 from trueline.schema.files.job_facts import JobFacts, ModulesAlike, SourceState
 from trueline.schema.files.run_manifest import RankEnv
-from trueline.schema.text.secrets import redacted_text
+from trueline.schema.text.secrets import redacted_source, redacted_text
 from trueline.schema.text.words import numberless
 
 _CONFIGS = (".json", ".yaml", ".yml", ".toml", ".sh")
 _MAX_FILE_BYTES, _MAX_FILES = 64 * 1024, 12
+_MAX_SCRIPTS_BYTES = 256 * 1024
+"""Of sources in all: looking for secrets in them takes 1.5 ms of CPU a kB, in a thread."""
+_INSTALLED = {"site-packages", "dist-packages"}
 _GIT_S = 5.0
 """Seconds that one question to git may take: a checkout on a network disk is left out."""
 _MAX_MODULES = 2_000
@@ -58,6 +62,7 @@ class FactsInBackground:
     def _collect(self) -> None:
         try:
             facts = collect_facts(self._device, command=sys.argv, configs=self._configs)
+            facts = facts.model_copy(update={"scripts": scripts(_script(sys.argv), facts.left_out)})
         except Exception as error:  # what cannot be collected may not stop a training
             facts = JobFacts(command=sys.argv, left_out=[f"facts of the job: {type(error).__name__}"])
         self._facts = facts.model_copy(update={"modules": self._modules, "tied": self._tied})
@@ -130,6 +135,45 @@ def sources(script: Path | None, left_out: list[str]) -> dict[str, SourceState]:
         else:
             states[name] = state
     return states
+
+
+def scripts(script: Path | None, left_out: list[str]) -> dict[str, str]:
+    """Texts of the script, and of modules that were imported from beside it, by path, without what looks secret: a line
+    that a finding names can be read later, as it was.
+    """
+    if script is None:
+        return {}
+    files = [script, *(path for path in map(_file_of, [*sys.modules.values()]) if path is not None)]
+    text_of: dict[str, str] = {}
+    room = _MAX_SCRIPTS_BYTES
+    for path in dict.fromkeys(file for file in files if _is_beside(file, script)):
+        try:
+            size = path.stat().st_size
+            if size > room:
+                left_out.append(f"text of {path.name}: more than is kept of sources")
+                continue
+            text_of[str(path)] = redacted_source(path.read_text(encoding="utf-8"))
+            room -= size
+        except (OSError, UnicodeDecodeError) as error:
+            left_out.append(f"text of {path.name}: {type(error).__name__}")
+    return text_of
+
+
+def _file_of(module: Any) -> Path | None:
+    """The file of sources that a module was read from, where it is one."""
+    # of a module that makes its attributes as they are asked for none is made
+    file = getattr(module, "__dict__", {}).get("__file__")
+    return Path(file) if isinstance(file, str) and file.endswith(".py") and os.path.isabs(file) else None
+
+
+def _is_beside(path: Path, script: Path) -> bool:
+    """True if the user may have written it: it lies below the folder of the script, and is not installed."""
+    installed = (Path(sysconfig.get_path("stdlib")), Path(__file__).parents[2])
+    return (
+        path.is_relative_to(script.parent)
+        and _INSTALLED.isdisjoint(path.parts)
+        and not any(path.is_relative_to(folder) for folder in installed)
+    )
 
 
 @cache

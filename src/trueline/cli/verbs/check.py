@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trueline.cli.options import LATEST, Json, Ref, RunPath
+from trueline.cli.options import LATEST, Json, MaxBytes, Page, Ref, RunPath, bounds_of
 from trueline.schema.site import SITE_FORM
 
 if TYPE_CHECKING:
@@ -35,13 +35,15 @@ def command(
     facts: Annotated[bool, typer.Option("--facts", help="Say what the training did, too.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 where there is something to confirm.")] = False,
     json: Json = False,
+    max_bytes: MaxBytes = None,
+    page: Page = 1,
 ) -> None:
     """Say what is wrong in a Run: since which step, on which ranks, and what to do next.
 
     Exit code 0: no fault found, and enough was judged; 1: errors or warnings found; 2: no Run to read; 3: cannot tell.
     What is to confirm may be meant, and seldom is.
     """
-    from trueline.cli.json_document import print_document
+    from trueline.cli.json_document import print_bounded
     from trueline.cli.lines import screen
     from trueline.cli.log import print_commands
     from trueline.cli.waiting import waiting
@@ -51,6 +53,7 @@ def command(
     from trueline.render.ci.sarif import sarif
     from trueline.schema.errors import InputError
 
+    bounds = bounds_of(max_bytes, page, json=json)
     if json and format is not None:
         raise InputError(f"--json and --format {format} contradict each other. Pass one of them.")
     if facts and format is not None:
@@ -58,7 +61,7 @@ def command(
     with waiting(f"Checking {run}"):
         report = check(run, ref=ref, strict=strict)
     if json:
-        print_document(report.to_json())
+        print_bounded(report.to_json(), "check", bounds)
     elif format == "github":
         print_commands(annotations(report), sys.stdout)
     elif format == "junit":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trueline.cli.options import Json, Names, Ranks, Steps
+from trueline.cli.options import Json, MaxBytes, Names, Page, Ranks, Steps, bounds_of
 
 if TYPE_CHECKING:
     from trueline.comparison.match.names import NameMap
@@ -38,6 +38,8 @@ def command(
     ] = 256,
     all: Annotated[bool, typer.Option("--all", help="Print every row.")] = False,
     json: Json = False,
+    max_bytes: MaxBytes = None,
+    page: Page = 1,
 ) -> None:
     """Say where two Runs first differ by more than rounding explains, and how each recorded value compares.
 
@@ -45,9 +47,11 @@ def command(
     does not suffice to tell.
     """
     from trueline.cli.compare_screen import print_screen
-    from trueline.cli.json_document import print_document
+    from trueline.cli.json_document import print_bounded
     from trueline.cli.lines import screen
+    from trueline.render.comparison.compare_document import compare_document
 
+    bounds = bounds_of(max_bytes, page, json=json)
     targets = _targets(csv, xlsx, html, overwrite=overwrite)
     opened = _open(run), _open(ref)
     options = {"tolerance": _tolerance(tolerance), "names": _names(names), "steps": steps, "ranks": ranks}
@@ -55,7 +59,7 @@ def command(
     story = _story(result, *opened)
     written = _write(targets, result, story)
     if json:
-        print_document({**result.to_json(), "verdict": story.headline, "written": written})
+        print_bounded(compare_document(result, story, written), "compare", bounds)
     else:
         print_screen(screen(), result, story, written=written, every_row=all)
     raise typer.Exit(result.exit_code)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trueline.cli.options import LATEST, Json, Ref, RunPath
+from trueline.cli.options import LATEST, Json, MaxBytes, Page, Ref, RunPath, bounds_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -26,20 +26,23 @@ def command(
         ),
     ] = None,
     json: Json = False,
+    max_bytes: MaxBytes = None,
+    page: Page = 1,
 ) -> None:
     """Name the most likely cause of what is wrong in a Run, what speaks for and against it, and what would settle it.
 
     Exit code as of `trueline check`: 0 no fault found, and enough was judged; 1 found; 2 no Run to read; 3 cannot tell.
     """
-    from trueline.cli.json_document import print_document
+    from trueline.cli.json_document import print_bounded
     from trueline.cli.lines import screen
     from trueline.cli.waiting import waiting
     from trueline.judge.causes.diagnosis import diagnose
 
+    bounds = bounds_of(max_bytes, page, json=json)
     with waiting(f"Diagnosing {run}"):
         diagnosis = diagnose(run, ref=ref, trials=trial or ())
     if json:
-        print_document(diagnosis.to_json())
+        print_bounded(diagnosis.to_json(), "diagnose", bounds)
     else:
         _print(screen(), diagnosis)
     raise typer.Exit(diagnosis.exit_code)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trueline.cli.options import Json
+from trueline.cli.options import Json, MaxBytes, Page, bounds_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -32,18 +32,21 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")] = False,
     all: Annotated[bool, typer.Option("--all", help="Print every difference.")] = False,
     json: Json = False,
+    max_bytes: MaxBytes = None,
+    page: Page = 1,
 ) -> None:
     """Say what differs between two jobs that should be the same, what most likely explains other numbers first.
 
     What cannot matter (order, hosts, paths, ports, ranks) is left out. Exit code 0: nothing, or only what explains
     rounding; 1: something that can explain other numbers; 2: nothing to compare there; 3: nothing in common.
     """
-    from trueline.cli.json_document import print_document
+    from trueline.cli.json_document import print_bounded
     from trueline.cli.lines import screen
     from trueline.judge.facts.apart import diff_trainings
     from trueline.render.job_diff import write_html, write_xlsx
     from trueline.render.output import writable_target
 
+    bounds = bounds_of(max_bytes, page, json=json)
     targets = {
         write: writable_target(path, overwrite=overwrite, kind=kind, example=example)
         for write, path, kind, example in (
@@ -57,7 +60,7 @@ def command(
         write(target, job_diff)
     written = [str(target) for target in targets.values()]
     if json:
-        print_document({**job_diff.to_json(), "written": written})
+        print_bounded({**job_diff.to_json(), "written": written}, "diff", bounds)
     else:
         _print(screen(), job_diff, written, all_lines=all)
     raise typer.Exit(job_diff.exit_code)
@@ -67,6 +70,7 @@ def _print(console: Console, job_diff: JobDiff, written: list[str], *, all_lines
     from rich.text import Text
 
     from trueline.render.wording import one_line
+    from trueline.schema.text.words import counted, named_some
 
     style = "bold yellow" if job_diff.telling else "bold green"
     lines = [Text(one_line(job_diff.headline), style=style), Text("")]
@@ -78,13 +82,16 @@ def _print(console: Console, job_diff: JobDiff, written: list[str], *, all_lines
             for head, text in (("  A: ", pair.run), ("  B: ", pair.ref))
         ]
         lines.append(Text(""))
-    differences = job_diff.differences if all_lines else job_diff.differences[:_MAX_LINES]
+    listed = [difference for difference in job_diff.differences if all_lines or not difference.is_unknown]
+    unknown = [difference.says for difference in job_diff.differences if difference.is_unknown]
+    differences = listed if all_lines else listed[:_MAX_LINES]
     width = max((len(difference.says) for difference in differences), default=0)
     lines += [_line(difference, min(width, 58)) for difference in differences]
-    if len(differences) < len(job_diff.differences):
-        lines.append(
-            Text(f"and {len(job_diff.differences) - len(differences)} that are less likely: --all", style="dim")
-        )
+    if len(differences) < len(listed):
+        lines.append(Text(f"and {len(listed) - len(differences)} that are less likely: --all", style="dim"))
+    if unknown and not all_lines:
+        text = f"{counted(len(unknown), 'option')} of unknown effect: {named_some(unknown)}. Values: --all"
+        lines.append(Text(one_line(text), style="dim"))
     if differences:
         lines.append(Text(""))
     lines += [Text(one_line(line), style="dim") for line in _about(job_diff)]

@@ -1,4 +1,4 @@
-"""`trueline explain`: the manual of a check or a cause."""
+"""`trueline explain`: the manual of a check or a cause, and pages for coding agents."""
 
 from __future__ import annotations
 
@@ -6,73 +6,90 @@ from typing import Annotated
 
 import typer
 
-from trueline.cli.options import Json
+from trueline.cli.options import Json, MaxBytes, Page, bounds_of
+
+SKILL = "skill"
+"""In place of a code: the name of a skill follows."""
 
 
 def command(
     code: Annotated[
         str | None,
         typer.Argument(
-            help="The code of a finding, as 'replica-drift', its id, as 'unusual.rate-zero', or that of a cause.",
+            help="The code of a finding, as 'replica-drift', its id, as 'unusual.rate-zero', that of a cause, "
+            "'agents', or 'skill'.",
             show_default="a list of all",
         ),
     ] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="With 'skill': which one.", metavar="[NAME]", show_default="a list of all")
+    ] = None,
     json: Json = False,
+    max_bytes: MaxBytes = None,
+    page: Page = 1,
 ) -> None:
     """Say what a check finds, why that matters, how it decides, and what it may miss; or what a cause of `trueline
-    diagnose` is.
+    diagnose` is. `agents` is the page for coding agents and other programs, `skill NAME` one of their skills.
+
+    With --json and no code: all findings, causes, verbs, exit codes and statuses.
     """
-    from trueline.cli.json_document import print_document
+    from trueline.cli.json_document import print_bounded
     from trueline.cli.screen import Console
-    from trueline.judge.causes.library import known_causes
-    from trueline.judge.facts.unusual import manuals_of_marks
-    from trueline.judge.registry import installed_checks
-    from trueline.schema.finding import LIVE_CODES, UNUSUAL
-    from trueline.schema.law import installed_laws
-
-    checks = {check.code: check for check in installed_checks()}
-    other_manuals = {
-        code_named: f"{facts.manual}\n\nA finding of `{law.command}`."
-        for law in installed_laws()
-        for code_named, facts in law.findings.items()
-    } | LIVE_CODES
-    manuals = {code_named: check.manual for code_named, check in checks.items()}
-    causes = {
-        cause.slug: f"{cause.manual}\n\nWhat settles it\n---------------\n{cause.settles}" for cause in known_causes()
-    }
-    if code is not None:
-        manual_by_code = causes | manuals | other_manuals | manuals_of_marks()
-        code = _require_code(code, [*manual_by_code])
-        manuals = {code: manual_by_code[code]}
-    if json:
-        print_document(
-            {"schema": 1, "checks": [{"code": code_named, "manual": manual} for code_named, manual in manuals.items()]}
-        )
-        return
-    console = Console(soft_wrap=code is not None)
-    if code is None:
-        from rich.table import Table
-
-        table = Table("code", "what it finds")
-        for code_named, manual in (manuals | other_manuals | {UNUSUAL: manuals_of_marks()[UNUSUAL]}).items():
-            table.add_row(code_named, manual.partition("\n")[0])
-        console.print(table)
-        return
-    console.print(code, style="bold")
-    console.print(manuals[code], markup=False, highlight=False)
-
-
-def _require_code(code: str, codes: list[str]) -> str:
-    """The one of ``codes`` that ``code``, or the id of a finding, has. Raises ``InputError`` where there is none."""
-    from difflib import get_close_matches
-
+    from trueline.guide import AGENTS, text_of
+    from trueline.judge.catalogue import SCHEMA, catalogue, manual_of
     from trueline.schema.errors import InputError
+
+    # before the catalogue is made, which takes a second
+    bounds = bounds_of(max_bytes, page, json=json)
+    if code is None:
+        if json:
+            from trueline.cli.help_texts import readable, verbs_of
+            from trueline.cli.main import app
+
+            # the command that runs has the options of its own verb alone
+            verbs = verbs_of(readable(typer.main.get_command(app)))
+            print_bounded(catalogue() | {"verbs": verbs}, "explain", bounds)
+        else:
+            _print_list()
+        return
+    if name is not None and code != SKILL:
+        raise InputError(f"`trueline explain {code}` takes no second word, and '{name}' was given. Leave it out.")
+    if code in (AGENTS, SKILL):
+        title, manual = "", text_of(AGENTS) if code == AGENTS else _skill(name)
+    else:
+        title, manual = manual_of(code)
+    if json:
+        entry = {"code": title or name or code, "manual": manual}
+        print_bounded({"schema": SCHEMA, "checks": [entry]}, "explain", bounds)
+        return
+    console = Console(soft_wrap=True)
+    if title:
+        console.print(title, style="bold")
+    console.print(manual, markup=False, highlight=False)
+
+
+def _skill(name: str | None) -> str:
+    """The skill ``name``, or a list of all, a line each."""
+    from trueline.guide import described, skills
+    from trueline.schema.errors import InputError
+
+    texts = skills()
+    if name is None:
+        return "\n".join(f"{skill}: {described(text)}" for skill, text in texts.items())
+    if name not in texts:
+        raise InputError(f"There is no skill '{name}'. There are {', '.join(texts)}.")
+    return texts[name]
+
+
+def _print_list() -> None:
+    from rich.table import Table
+
+    from trueline.cli.screen import Console
+    from trueline.judge.catalogue import manuals_of_checks, manuals_of_others
+    from trueline.judge.facts.unusual import manuals_of_marks
     from trueline.schema.finding import UNUSUAL
 
-    # an id is the code, and the kind of what was found or a digest
-    for name in (code, code.partition(".")[0]):
-        if name in codes and (name == code or name != UNUSUAL):
-            return name
-    near = get_close_matches(code, codes, n=1)
-    hint = f"Did you mean '{near[0]}'? " if near else ""
-    raise InputError(f"No finding or cause is called '{code}'. {hint}List all with: trueline explain.")
+    table = Table("code", "what it finds")
+    for code, manual in (manuals_of_checks() | manuals_of_others() | {UNUSUAL: manuals_of_marks()[UNUSUAL]}).items():
+        table.add_row(code, manual.partition("\n")[0])
+    Console().print(table)

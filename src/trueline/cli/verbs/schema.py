@@ -11,7 +11,8 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            help="check (`check --json`), diagnose, wait, live (a line of the sink jsonl), plan (a plan file)."
+            help="check, diagnose, compare, diff, facts, trial (what these verbs print with --json), wait, live (a "
+            "line of the sink jsonl), plan (a plan file)."
         ),
     ],
 ) -> None:

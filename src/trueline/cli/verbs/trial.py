@@ -23,6 +23,7 @@ for _name, _verb in sorted(VERBS.items()):
 app.command("op")(op.command)
 app.command("precheck")(precheck.command)
 
+_STATUSES = {True: "confirmed", False: "excluded", None: "undecided"}
 _EXIT_CODES = {True: 0, False: 1, None: 3}
 
 _Elements = Annotated[
@@ -126,12 +127,18 @@ def _document(
     from dataclasses import asdict
 
     from trueline.schema.files.run_manifest import SCHEMA_VERSION
+    from trueline.schema.judged import NOT_JUDGED
 
     fields = asdict(setup)
     del fields["orders"]
     return {
         "schema": SCHEMA_VERSION,
         "run": run,
+        "status": NOT_JUDGED if answer is None else _STATUSES[answer.explained],
+        "exit_code": 0 if answer is None else _EXIT_CODES[answer.explained],
+        "verdict": " ".join(_verdict(difference, answer)) or "Nothing is judged without --difference.",
+        "cause": None,
+        "actions": [],
         **fields,
         "orders": [asdict(order) for order in measured],
         "difference": difference,

@@ -38,12 +38,12 @@ def command(
     from trueline.cli.json_document import print_document
     from trueline.cli.waiting import waiting
     from trueline.judge.awaited import Until, wait_for
-    from trueline.render.bounded import Listed, page_of
+    from trueline.render.bounded import ORDERS, page_of
 
     condition = Until.parse(until)
     with waiting(f"Waiting at {run} for {condition.words}"):
         awaited = wait_for(run, condition, timeout_s=timeout)
-    document = page_of(awaited.to_json(), [Listed("findings"), Listed("actions")], max_bytes=MAX_BYTES - 1)
+    document = page_of(awaited.to_json(), ORDERS["wait"], max_bytes=MAX_BYTES)
     # what does not fit is read by other verbs
     print_document({key: value for key, value in document.items() if key not in ("page", "next_page")}, compact=True)
     raise typer.Exit(awaited.exit_code)

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from trueline.judge.actions import judged_by_check
 from trueline.judge.facts.fact import AREAS, Fact, Subject
 from trueline.judge.facts.subjects import SUBJECTS
 from trueline.schema.errors import CannotTell, RunError
+from trueline.schema.judged import NOT_JUDGED
 from trueline.schema.law import installed_laws, not_loaded
 from trueline.schema.text.reading import why
 from trueline.schema.text.shown import Shown
@@ -56,6 +58,10 @@ class TrainingFacts(Shown):
         return {
             "schema": SCHEMA,
             "run": self.run,
+            "status": NOT_JUDGED,
+            "exit_code": 0,
+            "cause": None,
+            "actions": [judged_by_check(self.run).to_json()],
             "facts": [fact.to_json() for fact in self.facts],
             "unknown": dict(self.unknown),
         }

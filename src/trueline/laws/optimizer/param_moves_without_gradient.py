@@ -53,7 +53,7 @@ from trueline.judge.compared_ranks import MAX_SITES, sites_of
 from trueline.judge.series.sampled_updates import Slice, sampled_updates
 from trueline.judge.series.update_rules import GRAD, PARAM
 from trueline.laws.optimizer.evidence import AffectedSlices
-from trueline.laws.optimizer.judgement import judge_update
+from trueline.laws.optimizer.judgement import JudgedUpdate, judge_updates
 from trueline.laws.optimizer.unheld_params import DecayedParam, decayed_params
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.text.words import capitalized, named_some, ranks_text, steps_text
@@ -71,9 +71,8 @@ def check(run: Run) -> list[Finding]:
     slices = sampled_updates(run).slices
     steps = sorted({sample.step for sample in slices})
     frozen = [sample for sample in slices if sample.is_own and not sample.trains and _moves_by_zeros(sample)]
-    without_gradient = [
-        sample for sample in slices if sample.trains and not sample.has_gradient and _breaks_law(sample)
-    ]
+    passed_by = [sample for sample in slices if sample.trains and not sample.has_gradient]
+    without_gradient = [update.sample for update in judge_updates(passed_by) if update and _breaks_law(update)]
     decayed = decayed_params(run)
     frozen_text, other_text = "is frozen and has no gradient but zeros", "has no gradient"
     return [
@@ -91,10 +90,9 @@ def _moves_by_zeros(sample: Slice) -> bool:
     return not sample.has_gradient or (GRAD in sample.before and not np.any(sample.before[GRAD]))
 
 
-def _breaks_law(sample: Slice) -> bool:
+def _breaks_law(update: JudgedUpdate) -> bool:
     """True if an update that was to pass the parameter by changed it or a state of it."""
-    update = judge_update(sample)
-    return update is not None and any((excess > 1).any() for excess in update.excess.values())
+    return any((excess > 1).any() for excess in update.excess.values())
 
 
 def _moves_finding(affected: AffectedSlices, severity: Severity, description: str) -> Finding:

@@ -33,16 +33,16 @@ def annotations(report: CheckReport) -> str:
 def _annotation(finding: Finding) -> str:
     title = " · ".join((finding.code, *whose_and_since(finding)))
     where = finding.where
-    place: dict[str, object] = {}
-    # a file of another place is no line of the pull request
+    position: dict[str, object] = {}
+    # a file of another position is no line of the pull request
     if where.file is not None and (path := path_within(Path.cwd(), where.file)) is not None:
-        place = {"file": path, "line": where.line}
-    return _line(_COMMANDS[finding.severity], title, with_advice(finding.claim, finding), place)
+        position = {"file": path, "line": where.line}
+    return _line(_COMMANDS[finding.severity], title, with_advice(finding.claim, finding), position)
 
 
-def _line(kind: str, title: str, text: str, place: Mapping[str, object] | None = None) -> str:
+def _line(kind: str, title: str, text: str, position: Mapping[str, object] | None = None) -> str:
     properties = ",".join(
-        f"{name}={_escaped(str(value), _IN_PROPERTY)}" for name, value in {**(place or {}), "title": title}.items()
+        f"{name}={_escaped(str(value), _IN_PROPERTY)}" for name, value in {**(position or {}), "title": title}.items()
     )
     return f"::{kind} {properties}::{_escaped(text, _IN_TEXT)}"
 

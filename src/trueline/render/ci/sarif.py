@@ -86,7 +86,7 @@ def _locations(file: str | None, line: int | None, folder: Path) -> list[dict[st
     if file is None:
         return []
     inside = path_within(folder, file)
-    place = {"uri": (folder / file).resolve().as_uri()}
+    artifact = {"uri": (folder / file).resolve().as_uri()}
     if inside is not None:
-        place = {"uri": quote(inside), "uriBaseId": "%SRCROOT%"}
-    return [{"physicalLocation": {"artifactLocation": place, "region": {"startLine": line or 1}}}]
+        artifact = {"uri": quote(inside), "uriBaseId": "%SRCROOT%"}
+    return [{"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": line or 1}}}]

@@ -50,6 +50,11 @@ class JobFacts(BaseModel):
     files: dict[str, str] = Field(
         default_factory=dict[str, str], description="text of configurations that the command names, by name"
     )
+    scripts: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        description="text of the script, and of modules that were imported from beside it, by path, without what looks "
+        "secret; in a Run alone",
+    )
     modules: list[ModulesAlike] = Field(default_factory=list[ModulesAlike])
     tied: list[list[str]] = Field(default_factory=list[list[str]], description="names that are one parameter")
     left_out: list[str] = Field(default_factory=list[str], description="what could not be collected, and why")

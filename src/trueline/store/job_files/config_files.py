@@ -5,8 +5,9 @@ A nested section is a prefix: ``{"optim": {"lr": 1}}`` is the option ``optim.lr`
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,9 @@ SUFFIXES = (".json", ".yaml", ".yml", ".toml", *SCRIPTS)
 MAX_BYTES = 2 * 2**20
 """A configuration is smaller; data and tokenizers are not."""
 _MAX_DEPTH = 40
+_MAX_DEFAULTS = 8
+"""Files that inherit from one another, and values that name one another, one behind the other."""
+_REFERENCE = re.compile(r"\$\{(?P<name>\.?[\w.]+)\}")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -33,7 +37,36 @@ def options_in(path: Path, text: str) -> dict[str, Any]:
     """The options that the ``text`` of a file sets, whose name says what it is. Raises ``InputError``."""
     if path.suffix in SCRIPTS:
         return options_of(training_command(read_script(text)))
-    return flat(nested(path, text))
+    return _interpolated(_with_defaults(path, flat(nested(path, text)), _MAX_DEFAULTS))
+
+
+def _with_defaults(path: Path, options: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """With what the files below ``defaults`` set (Hydra, NeMo-RL) where these stand beside ``path``, which holds
+    against them; one that is not there leaves its name among the options.
+    """
+    stated = options.get("defaults")
+    names = [stated] if isinstance(stated, str) else stated if isinstance(stated, list) else []
+    merged: dict[str, Any] = {}
+    for name in cast(Sequence[Any], names):
+        base = path.parent / (name if str(name).endswith(SUFFIXES) else f"{name}.yaml")
+        if depth and base != path and base.is_file():
+            merged |= _with_defaults(base, flat(nested(base, text_of(base))), depth - 1)
+    return merged | dict(options)
+
+
+def _interpolated(options: Mapping[str, Any]) -> dict[str, Any]:
+    """With each value ``${a.b}`` (OmegaConf) replaced by that of the option it names, if that is there."""
+
+    def value_of(option: str, depth: int) -> Any:
+        value = options[option]
+        match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        if match is None or not depth:
+            return value
+        section = option.rpartition(".")[0]
+        named = f"{section}{match['name']}".removeprefix(".") if match["name"].startswith(".") else match["name"]
+        return value_of(named, depth - 1) if named in options else value
+
+    return {option: value_of(option, _MAX_DEFAULTS) for option in options}
 
 
 def exported_by(path: Path) -> dict[str, str]:

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trueline.schema.finding import Finding
+from trueline.judge.actions import actions_of
+from trueline.schema.finding import Finding, documents_of
+from trueline.schema.trial_verbs import VERBS
 from trueline.trials.frame.chance import Counts, clean_runs_needed, least_rate, mean_rate
 from trueline.trials.frame.engines.engine import Engine, Started
 from trueline.trials.frame.engines.local import Local
@@ -86,10 +88,22 @@ class TrialAnswer:
         """0 answered, 3 undecided."""
         return 3 if self.answer == "undecided" else 0
 
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence."""
+        verb = VERBS.get(self.trial)
+        means = verb.means[self.answer] if verb is not None else " ".join(self.says).rstrip(".")
+        return f"{self.answer.capitalize()}: {means}."
+
     def to_json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
             "trial": self.trial,
+            "status": self.answer,
+            "exit_code": self.exit_code,
+            "verdict": self.verdict,
+            "cause": self.findings[0].code if self.findings and self.answer == "confirmed" else None,
+            "actions": [action.to_json() for action in actions_of(self.next)],
             "question": self.question,
             "answer": self.answer,
             "says": list(self.says),
@@ -99,7 +113,7 @@ class TrialAnswer:
             **({} if self.rate is None else {"rate": asdict(self.rate)}),
             "credible": list(self.credible),
             "next": list(self.next),
-            **({"findings": [finding.to_json() for finding in self.findings]} if self.findings else {}),
+            **({"findings": documents_of(self.findings)} if self.findings else {}),
             **({"table": list(self.table)} if self.table else {}),
         }
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trueline.schema.errors import CannotTell, InputError
-from trueline.schema.finding import Finding
+from trueline.schema.finding import Finding, documents_of
 from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 from trueline.trials.frame.trial import Answer, Arm, TrialAnswer
@@ -90,7 +90,7 @@ class Precheck:
         return self.answer.to_json() | {
             "device": self.device,
             "counts": self.counts(),
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": documents_of(self.findings),
             "operations": [operation.to_json() for operation in self.operations],
         }
 

@@ -188,3 +188,24 @@ def test_a_look_that_ends_early_keeps_no_tensor_alive():
         return seen()
 
     assert look() is None
+
+
+def test_the_script_and_what_was_imported_from_beside_it_are_kept_without_secrets(tmp_path, monkeypatch):
+    script, helper, installed = tmp_path / "train.py", tmp_path / "model.py", tmp_path / "site-packages" / "lib.py"
+    installed.parent.mkdir()
+    for path in (script, helper, installed, tmp_path / "unused.py"):
+        path.write_text(f'PASSWORD = "plain"\nx = "{path.stem}"\n')
+    for path in (helper, installed):
+        module = types.ModuleType(path.stem)
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, f"of_the_job_{path.stem}", module)
+    left_out = []
+    assert job_facts.scripts(script, left_out) == {
+        str(script): 'PASSWORD = <redacted>\nx = "train"',
+        str(helper): 'PASSWORD = <redacted>\nx = "model"',
+    }
+    assert left_out == []
+    monkeypatch.setattr(job_facts, "_MAX_SCRIPTS_BYTES", script.stat().st_size)
+    assert set(job_facts.scripts(script, left_out)) == {str(script)}
+    assert left_out == ["text of model.py: more than is kept of sources"]
+    assert job_facts.scripts(None, left_out) == {}

@@ -415,7 +415,8 @@ def test_the_public_name(tmp_path):
     assert diagnosis.verdicts == ()
     assert diagnosis.exit_code == trueline.check(run).exit_code
     assert list(diagnosis.to_json()) == [
-        *("schema", "run", "verdict", "verdicts", "incidents", "findings", "judged", "next", "notes"),
+        *("schema", "run", "status", "exit_code", "verdict", "cause", "not_judged", "actions"),
+        *("verdicts", "incidents", "findings", "judged", "next", "notes"),
     ]
 
 

@@ -14,6 +14,7 @@ from trueline.schema.text.secrets import (
     HIDDEN,
     redacted,
     redacted_notes,
+    redacted_source,
     redacted_text,
     redacted_words,
     sorted_out,
@@ -276,3 +277,31 @@ def test_what_only_looks_like_a_door_stays(words):
     assert redacted_text(words) == words
     assert redacted_words(words.split()) == words.split()
     assert redacted({"args": words}) == {"args": words}
+
+
+def test_source_code_is_kept_without_what_looks_secret():
+    source = """password = "letmein"
+os.environ["WANDB_API_KEY"] = "abc"
+headers = {"Authorization": "Bearer abcdef123456789"}
+login(token="hf_abcdefghijklmnopqrstuvwx")
+x = "aZ9bX8cY7dW6eV5fU4gT3"
+url = "https://user:pw@host/x"
+"""
+    hidden = redacted_source(source)
+    for secret in ("letmein", "abc", "hf_", "aZ9b", "pw@"):
+        assert secret not in hidden
+    assert len(hidden.splitlines()) == len(source.splitlines())
+    assert redacted_source("-----BEGIN PRIVATE KEY-----\nabc\n") == HIDDEN
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'tokens = batch["tokens"]; pad_token = tokenizer.eos_token',
+        "key, value = self.key(x), self.value(x)",
+        "for num_tokens, loss in zip(num_tokens_per_rank, losses_of_all_ranks_together):",
+        "@torch.no_grad()",
+    ],
+)
+def test_a_line_of_a_training_script_stays(line):
+    assert redacted_source(line) == line

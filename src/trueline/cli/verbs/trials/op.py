@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from trueline.cli.options import Json
+from trueline.cli.options import Bounds, Json, MaxBytes, Page, bounds_of
 
 if TYPE_CHECKING:
     from trueline.trials.op.precheck import Precheck
@@ -49,6 +49,8 @@ def command(
         typer.Option(help="How often, with --devices, each of them is asked.", metavar="N", show_default="1000"),
     ] = None,
     json: Json = False,
+    max_bytes: MaxBytes = None,
+    page: Page = 1,
 ) -> None:
     """Call one recorded operation again with the inputs that it had, judge its error against float64, and write a
     folder that proves it with torch alone: op.py, expected.json, inputs.safetensors.
@@ -68,6 +70,7 @@ def command(
         if value is not None and devices is None:
             raise InputError(f"{name} says how --devices are asked, and none are named. Name them, or leave it out.")
 
+    bounds = bounds_of(max_bytes, page, json=json)
     import_all(modules or ())
     target, means = require_device(device), _MEANS
     stress = (
@@ -79,7 +82,7 @@ def command(
     if stress is not None and proof.written:
         answer = stressed(out, stress, device=target, modules=modules or ())
         proof, means = replace(proof, answer=answer), _MEANS_DEVICES
-    end(proof, means, json=json, written=proof.written)
+    end(proof, means, json=json, bounds=bounds, written=proof.written)
 
 
 _MEANS = {
@@ -96,16 +99,19 @@ _MEANS_DEVICES = {
 }
 
 
-def end(result: OpAnswer | Precheck, means: Mapping[str, str], *, json: bool, written: Sequence[str]) -> NoReturn:
+def end(
+    result: OpAnswer | Precheck, means: Mapping[str, str], *, json: bool, bounds: Bounds, written: Sequence[str]
+) -> NoReturn:
     """Print the answer of a trial that runs no job, and what was ``written``, and leave with its exit code."""
     from rich.text import Text
 
-    from trueline.cli.json_document import print_document
+    from trueline.cli.json_document import print_bounded
     from trueline.cli.screen import Console
 
     answer = result.answer
     if json:
-        print_document(result.to_json())
+        document = result.to_json() | {"verdict": f"{answer.answer.capitalize()}: {means[answer.answer]}."}
+        print_bounded(document, "trial", bounds)
         raise typer.Exit(answer.exit_code)
     console = Console(soft_wrap=True)
     console.print(f"{answer.answer.capitalize()}: {means[answer.answer]}.", style="bold", highlight=False)

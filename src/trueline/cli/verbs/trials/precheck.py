@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trueline.cli.options import Json
+from trueline.cli.options import Json, MaxBytes, Page, bounds_of
 from trueline.cli.verbs.trials.op import Device, Modules, Recorded, end
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def command(
     rank: Annotated[int | None, typer.Option(help="The rank.", show_default="the lowest that recorded", min=0)] = None,
     modules: Modules = None,
     json: Json = False,
+    max_bytes: MaxBytes = None,
+    page: Page = 1,
 ) -> None:
     """Call the operations that a Run recorded on this device, twice each, and judge their errors against float64.
 
@@ -40,6 +42,7 @@ def command(
     from trueline.trials.op.devices import import_all, require_device
     from trueline.trials.op.precheck import read_benchmark
 
+    bounds = bounds_of(max_bytes, page, json=json)
     import_all(modules or ())
     has_benchmark = benchmark is not None and benchmark.exists()
     recorded = read_benchmark(benchmark) if has_benchmark and benchmark is not None else {}
@@ -50,7 +53,7 @@ def command(
     if benchmark is not None and not has_benchmark:
         _write(result, benchmark)
         written = [f"{benchmark}, which --with reads on another machine"]
-    end(result, _MEANS, json=json, written=written)
+    end(result, _MEANS, json=json, bounds=bounds, written=written)
 
 
 _MEANS = {

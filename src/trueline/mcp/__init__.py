@@ -1,0 +1,1 @@
+"""What coding agents ask of Runs through the Model Context Protocol: `trueline mcp`."""
