@@ -15,8 +15,8 @@ def layouts(python, alike, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def call(*words, ref="single", options=("--json",)):
-        arms = [f"{word.replace(' ', '_')}={python} {JOB} {word} --steps 5" for word in (ref, *words)]
-        options = ("--steps", "4", *options, *(part for arm in arms for part in ("--arm", arm)))
+        arms = [f"{word.replace(' ', '_')}={python} {JOB} {word} --steps 3" for word in (ref, *words)]
+        options = ("--steps", "2", *options, *(part for arm in arms for part in ("--arm", arm)))
         code, out, err = in_process.trueline(monkeypatch, capsys, "trial", "layouts", *options)
         return code, json.loads(out) if out.startswith("{") else out, err
 
@@ -92,5 +92,5 @@ def test_an_arm_that_does_not_run_is_said(layouts):
 def test_the_plan_names_the_commands(layouts):
     code, out, _ = layouts("accum", options=("--dry-run",))
     assert code == 0
-    assert "single --steps 5 (the reference)" in out
+    assert "single --steps 3 (the reference)" in out
     assert "Runs: 4." in out
