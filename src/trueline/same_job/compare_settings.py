@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from trueline.same_job.settings import (
     is_same_setting,
 )
 from trueline.same_job.vocabulary import PLAIN, Term, fits, vocabulary, weights
+from trueline.schema.text.words import clipped
 
 _UNKNOWN_OPTION = 42
 """Likelihood of an option without a term that is not among the harmless ones."""
@@ -27,6 +29,8 @@ _MODEL_OPTION = 64
 """Likelihood of an option of the model's own configuration: most of these define what it computes."""
 _ROUNDING_OPTION = 18
 """Likelihood of an option that says how states are sharded, reduced or moved."""
+_CLASS_PATH = re.compile(r"[a-z_]\w*(?:\.[a-z_]\w*)*\.[A-Z]\w*")
+"""``litgpt.data.Alpaca``."""
 _DERIVED_RTOL = 1e-6
 _DERIVED_TERMS = {
     "global-batch": "global_batch",
@@ -88,13 +92,19 @@ def compare_settings(
 
 
 def _without_parts_of_adapters(differences: list[Difference]) -> list[Difference]:
-    """Leave out how an adapter is made where one job alone has one, which is the difference."""
+    """Say how an adapter is made in the line that one job alone has one, which is the difference."""
     if not any(difference.name == "adapters" for difference in differences):
         return differences
+    parts = [difference for difference in differences if difference.name.startswith("lora-")]
+    texts = [
+        f"{part.name.removeprefix('lora-')} {clipped(part.ref if part.run == UNSET else part.run, 24)}"
+        for part in parts
+    ]
+    note = f"LoRA: {', '.join(texts)}" if parts else ""
     return [
-        difference
+        replace(difference, note=note) if difference.name == "adapters" else difference
         for difference in differences
-        if not (difference.name.startswith("lora-") and UNSET in (difference.run, difference.ref))
+        if difference not in parts
     ]
 
 
@@ -160,6 +170,8 @@ def _stated_difference(term: Term, settings: Settings, ref_settings: Settings) -
             return None
         if is_same_setting(setting, ref_setting):
             return []
+        if len(families) > 1 and any(_CLASS_PATH.fullmatch(str(side.value)) for side in (setting, ref_setting)):
+            return None  # a class of one framework's own, which the other has no name for
         wheres = (_setting_line(setting), _setting_line(ref_setting))
         return [_difference(term, setting.text, ref_setting.text, *wheres)]
     stated, silent = (setting, ref_settings) if setting is not None else (ref_setting, settings)

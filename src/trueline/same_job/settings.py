@@ -82,13 +82,27 @@ def read_settings(sources: Mapping[str, Mapping[str, Any]]) -> Settings:
     settings = Settings()
     frameworks: list[str] = []
     for where, stated_options in sources.items():
-        options = gathered(stated_options)
+        options = gathered(in_force(stated_options))
         framework = detect_framework(options)
         if framework not in frameworks:
             frameworks.append(framework)
         _read_options(settings, options, framework, where)
     open_terms = settings.automatic - settings.terms.keys()
     return replace(settings, frameworks=tuple(frameworks), unknown=settings.unknown | open_terms, automatic=open_terms)
+
+
+_SWITCHES = ("enabled", "enable")
+
+
+def in_force(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without those of a section that its own ``enabled`` switches off, which stays."""
+    off = tuple(
+        f"{option.rpartition('.')[0]}."
+        for option, value in options.items()
+        if value is False and "." in option and option.rpartition(".")[2] in _SWITCHES
+    )
+    switches = {f"{section}{switch}" for section in off for switch in _SWITCHES}
+    return {name: value for name, value in options.items() if name in switches or not name.startswith(off)}
 
 
 _ENTRY = re.compile(r"(?P<section>.+)\.(?P<number>\d+)\.(?P<facet>.+)")

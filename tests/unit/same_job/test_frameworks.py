@@ -167,3 +167,20 @@ def test_options_of_unknown_effect_come_last_and_do_not_lead_the_verdict(tmp_pat
 )
 def test_a_framework_is_known_by_its_own_words(options, framework):
     assert detect_framework(options) == framework
+
+
+def test_what_stands_below_a_switch_that_is_off_does_nothing(tmp_path):
+    text = (
+        "policy:\n  model_name: a\n  dtensor_cfg: {lora_cfg: {enabled: %s, dim: %d}}\ngrpo: {num_prompts_per_step: 8}\n"
+    )
+    off = [written(tmp_path, f"{dim}.yaml", text % ("false", dim)) for dim in (8, 16)]
+    assert diff(*off).differences == ()
+    (adapters,) = diff(off[0], written(tmp_path, "on.yaml", text % ("true", 16))).differences
+    assert (adapters.name, adapters.run, adapters.ref, adapters.note) == ("adapters", "full", "lora", "LoRA: rank 16")
+
+
+def test_a_section_that_is_set_to_nothing_is_not_inherited(tmp_path):
+    base = written(tmp_path, "grpo.yaml", NEMO)
+    recipe = "defaults: ../grpo.yaml\npolicy: {optimizer: null, megatron_cfg: {optimizer: {lr: 1.0e-6}}}\n"
+    (rate,) = diff(base, written(tmp_path, "recipes/megatron.yaml", recipe)).differences
+    assert (rate.name, rate.run, rate.ref) == ("learning-rate", "5e-06", "1e-06")

@@ -51,7 +51,9 @@ def _with_defaults(path: Path, options: Mapping[str, Any], depth: int) -> dict[s
         base = path.parent / (name if str(name).endswith(SUFFIXES) else f"{name}.yaml")
         if depth and base != path and base.is_file():
             merged |= _with_defaults(base, flat(nested(base, text_of(base))), depth - 1)
-    return merged | dict(options)
+    # a section that is set to nothing is not inherited
+    nothing = tuple(f"{option}." for option, value in options.items() if value is None)
+    return {option: value for option, value in merged.items() if not option.startswith(nothing)} | dict(options)
 
 
 def _interpolated(options: Mapping[str, Any]) -> dict[str, Any]:

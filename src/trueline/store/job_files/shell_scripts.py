@@ -6,6 +6,7 @@ No shell runs. What only a shell can tell (arguments of the script, output of co
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,13 @@ _AHEAD = 8
 """Words of a command in which its program stands."""
 _PROGRAM = re.compile(r"python[\d.]*|.*-cli|.*\.py")
 _TEST = re.compile(r"(?P<first>\S*)\s+(?P<operator>==|=|!=|-eq|-ne|-gt|-ge|-lt|-le)\s+(?P<second>\S*)")
+_HERE_DOCUMENT = re.compile(
+    r"^[^\n]*?(?:\bread\s+(?:-\w+\s+|''\s+|\"\"\s+)*(?P<name>[A-Za-z_]\w*)\s*)?<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[^\n]*\n"
+    r"(?P<body>.*?)^\s*(?P=end)\b[^\n]*$",
+    re.DOTALL | re.MULTILINE,
+)
+_UNKNOWN_ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}")
+"""An array of another file, or of a shell."""
 _MAX_PASSES = 20
 
 
@@ -75,7 +83,8 @@ def read_script(text: str) -> Script:
 
 def _statements(text: str) -> list[str]:
     """Commands and assignments, each whole, without comments."""
-    joined = re.sub(r"\\\s*\n", " ", "\n".join(map(_without_comment, text.splitlines())))
+    uncommented = _HERE_DOCUMENT.sub(_assigned_document, "\n".join(map(_without_comment, text.splitlines())))
+    joined = re.sub(r"\\\s*\n", " ", uncommented)
     joined = re.sub(r";\s*(then|do)\b", "\n", joined)
     joined = re.sub(r"(?m)(?:;\s*|^\s*)(else|fi|done)\b(?!=)", r"\n\1\n", joined)
     statements: list[str] = []
@@ -91,6 +100,14 @@ def _statements(text: str) -> list[str]:
                 statements.append(stripped)
         open_text = ""
     return statements
+
+
+def _assigned_document(match: re.Match[str]) -> str:
+    """An assignment of a here document that a variable is read from; nothing of one that a program is given."""
+    if match["name"] is None:
+        return ""
+    body = " ".join(line.rstrip().removesuffix("\\") for line in match["body"].splitlines())
+    return f'{match["name"]}="{body}"' if '"' not in body else f"{match['name']}='{body}'"
 
 
 def _without_comment(line: str) -> str:
@@ -135,6 +152,10 @@ def _take_statement(line: str, script: Script) -> None:
     while words and (variable := re.fullmatch(r"([A-Za-z_]\w*)=(\S*)", words[0])):
         script.exported[variable[1]] = variable[2]
         words = words[1:]
+    if words[:3] == ["ray", "job", "submit"]:  # its environment may hold words that look like a program's
+        pairs = itertools.pairwise(words)
+        begins = [number for number, (word, after) in enumerate(pairs, 1) if word == "--" and _is_program(after)]
+        words = words[begins[0] :] if begins else words
     programs = [index for index, word in enumerate(words) if _is_program(word)]
     if programs and words[0] in _ENVIRONMENTS:
         script.commands.append(words[programs[0] :])  # options in front are of the environment that it runs in
@@ -272,5 +293,7 @@ def training_command(script: Script) -> Sequence[str]:
     variables for another one, the options in these.
     """
     if script.commands:
-        return max(script.commands, key=len)
+        longest = max(script.commands, key=len)
+        # it would be taken for a value of the option in front
+        return [word for word in longest if not _UNKNOWN_ARRAY.fullmatch(word)]
     return [word for value in script.variables.values() if value.lstrip().startswith("--") for word in _words(value)]

@@ -123,3 +123,35 @@ def test_a_program_that_an_if_starts_and_conditions_in_one_line():
     fi
     """
     assert options(script) == {"lr": 3, "wd": 4}
+
+
+RAY = r"""
+SCRIPT_DIR="$(cd -- "$(dirname -- "$0")" &>/dev/null && pwd)"
+ENV_JSON="{
+  \"env_vars\": {
+    \"PATH\": \"${SCRIPT_DIR}\"
+  }
+}"
+TRAIN_ARGS=(
+   --lr 1e-6
+   --adam-beta2 0.98
+)
+ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="${ENV_JSON}" \
+   -- python3 train.py "${TRAIN_ARGS[@]}" ${MODEL_ARGS[@]} --seed 1
+"""
+
+
+def test_what_ray_submits_is_read_and_an_array_of_another_file_is_no_value():
+    assert options_of(training_command(read_script(RAY))) == {"lr": 1e-6, "adam_beta2": 0.98, "seed": 1}
+
+
+@pytest.mark.parametrize("mark", ["EOF", "'EOF'"])
+def test_a_here_document_that_a_variable_is_read_from_is_its_value(mark):
+    given = f"read -r -d '' commands <<{mark}"
+    script = f"{given}\nmodule \\\n  --lr 5e-7 \\\n  --data.max_len 8192\nEOF\ndeepspeed --module $commands\n"
+    assert options_of(training_command(read_script(script))) == {"module": "module", "lr": 5e-7, "data.max_len": 8192}
+
+
+def test_a_here_document_that_a_program_is_given_sets_nothing():
+    script = "cat > config.yaml <<EOF\npython other.py --lr 1\nEOF\npython train.py --lr 2\n"
+    assert options_of(training_command(read_script(script))) == {"lr": 2}
