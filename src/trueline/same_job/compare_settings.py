@@ -233,7 +233,10 @@ def _rank_batch_difference(
             return
         counts.append(float(micro.value) * (side.number("accumulation") or 1.0))
     if not math.isclose(*counts, rel_tol=_DERIVED_RTOL):
-        wheres = (side.terms["micro-batch"].where for side in (settings, ref_settings))
+        # the line to look at is that of the factor that differs
+        micro, ref_micro = (side.terms["micro-batch"] for side in (settings, ref_settings))
+        slug = "accumulation" if is_same_setting(micro, ref_micro) else "micro-batch"
+        wheres = (_source_line(side, vocabulary().terms[slug]) for side in (settings, ref_settings))
         says = "samples per rank and update (the number of ranks is not known)"
         texts = (f"{count:.6g}" for count in counts)
         yield replace(_difference(term, *texts, *wheres), says=says, likely=term.likely - 1)

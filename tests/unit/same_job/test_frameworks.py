@@ -79,6 +79,19 @@ def test_samples_per_rank_count_where_the_number_of_ranks_is_not_known(tmp_path)
     assert {difference.severity for difference in rest} == {"info"}
 
 
+def test_the_factor_of_a_batch_that_differs_is_the_line_to_look_at(tmp_path):
+    sides = [axolotl(tmp_path, f"{count}.yaml") for count in (4, 8)]
+    sides[1].write_text(sides[1].read_text().replace("accumulation_steps: 4", "accumulation_steps: 8"))
+    first = diff(*sides).differences[0]
+    assert (first.run_where, first.ref_where) == tuple(f"{count}.yaml: gradient_accumulation_steps" for count in (4, 8))
+
+
+def test_modules_that_an_adapter_saves_are_trained_too(tmp_path):
+    sides = [axolotl(tmp_path, f"{name}.yaml", adapter="lora") for name in ("a", "b")]
+    sides[1].write_text(sides[1].read_text() + "lora_modules_to_save: [embed_tokens]\nsave_steps: 5\n")
+    assert names(diff(*sides)) == ["lora_modules_to_save"]
+
+
 def test_weights_of_data_sets_by_name_are_a_mixture():
     options = {"dataset_mixer.org.data_a": 1.0, "dataset_mixer.org.data_b": 0.5, "beta": 0.1}
     assert gathered(options) == {
