@@ -1,6 +1,6 @@
 """Controllers that start a job and act on what is found in it, in real processes: torchelastic's agent, whose worker
 computes NaN from step 3 on until it is restarted, and a driver of Ray, whose two ranks read the same samples from then
-on.
+on. And two healthy replicas of torchft, one of which is killed and comes back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import subprocess
 import sys
 
 import pytest
+
+import trueline
 
 MOST = 2000
 """Steps within which a controller has to be told: a minute and more."""
@@ -131,10 +133,85 @@ print(json.dumps({"told": told, "steps": steps}))
 """
 
 
+REPLICA = """
+import os, time, torch, trueline
+from datetime import timedelta
+from pathlib import Path
+from torch import nn
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+number, out, folder, dies_at = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+torch.manual_seed(0)
+model = nn.Linear(4, 2)
+adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+def load(states):
+    model.load_state_dict(states["model"])
+    adam.load_state_dict(states["adam"])
+
+given = dict(lighthouse_addr=os.environ["LIGHTHOUSE"], store_addr="localhost", store_port=int(os.environ["STORE"]))
+manager = Manager(
+    pg=ProcessGroupGloo(timeout=timedelta(seconds=20)),
+    min_replica_size=1,
+    load_state_dict=load,
+    state_dict=lambda: {"model": model.state_dict(), "adam": adam.state_dict()},
+    replica_id=number,
+    rank=0,
+    world_size=1,
+    **given,
+)
+replica = DistributedDataParallel(manager, model)
+optimizer = Optimizer(manager, adam)
+watch = trueline.watch(replica, adam, out=out)
+stop, steps, together = folder / "stop", 0, 0
+while not (stop.exists() and manager.current_step() >= int(stop.read_text())) and steps < 2000:
+    step = manager.current_step()
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1000 * step + ord(number)))
+    optimizer.zero_grad()
+    replica(x).square().mean().backward()
+    optimizer.step()
+    steps, together = steps + 1, together + (manager.num_participants() == 2)
+    if steps == dies_at:
+        os._exit(9)
+    if dies_at < 0 and together == 10:
+        (folder / "new").write_text(str(manager.current_step() + 20))
+        (folder / "new").rename(stop)
+    time.sleep(0.05)
+watch.close()
+manager.shutdown()
+print(number, steps, together, sum(param.double().sum().item() for param in model.parameters()).hex(), flush=True)
+os._exit(0)
+"""
+
+LIGHTHOUSE = """
+import os, subprocess
+from torch.distributed import TCPStore
+from torchft._torchft import LighthouseServer
+
+times = dict(join_timeout_ms=2000, quorum_tick_ms=50, heartbeat_timeout_ms=2000)
+lighthouse, stores = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, **times), []
+
+def replica(number, name, dies_at):
+    stores.append(TCPStore("localhost", 0, is_master=True, wait_for_workers=False))
+    environ = os.environ | {"LIGHTHOUSE": lighthouse.address(), "STORE": str(stores[-1].port)}
+    words = [sys.executable, folder / "replica.py", number, out + name, folder, dies_at]
+    return subprocess.Popen([*map(str, words)], env=environ, stdout=subprocess.PIPE, text=True)
+
+with trueline.on_finding(tell, run=out + "-a"):
+    stays, leaves = replica("a", "-a", 0), replica("b", "-b", 10)
+    assert leaves.wait() == 9
+    comes = replica("b", "-again", -1)
+    ended = [process.communicate()[0].splitlines()[-1].split() for process in (stays, comes)]
+lighthouse.shutdown()
+print(json.dumps({"told": told, "ended": ended}))
+"""
+
+
 def controlled(tmp_path, script):
     """What the controller ``script`` prints when its job has ended."""
     (tmp_path / "training.py").write_text(TRAINING)
     (tmp_path / "worker.py").write_text(TRAINING + WORKER)
+    (tmp_path / "replica.py").write_text("import sys\n" + REPLICA)
     (tmp_path / "controller.py").write_text(TELLS + script)
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     words = [sys.executable, tmp_path / "controller.py", tmp_path / "run", tmp_path]
@@ -163,3 +240,16 @@ def test_a_driver_of_ray_stops_its_actors(tmp_path):
     said = controlled(tmp_path, DRIVER)
     is_the_fault(said["told"][0], code="duplicate-data", ranks=[0, 1], bound=1e-6)
     assert 3 < said["steps"][0] == said["steps"][1] < MOST - 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
+def test_replicas_of_torchft_that_leave_and_rejoin_are_no_drift(tmp_path):
+    said = controlled(tmp_path, LIGHTHOUSE)
+    (_, steps, together, weights), (_, steps_again, _, weights_again) = said["ended"]
+    assert weights == weights_again, "what rejoins is healed"
+    assert int(steps) > int(steps_again) >= 10 <= int(together)
+    assert said["told"] == []
+    for name, num_steps in (("a", int(steps)), ("b", 10), ("again", int(steps_again))):
+        report = trueline.check(tmp_path / f"run-{name}")
+        assert [finding.code for finding in report.findings if finding.is_grave] == []
+        assert report.judged.num_steps == num_steps
