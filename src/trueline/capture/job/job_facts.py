@@ -143,10 +143,9 @@ def scripts(script: Path | None, left_out: list[str]) -> dict[str, str]:
     """
     if script is None:
         return {}
-    files = [script, *(path for path in map(_file_of, [*sys.modules.values()]) if path is not None)]
     text_of: dict[str, str] = {}
     room = _MAX_SCRIPTS_BYTES
-    for path in dict.fromkeys(file for file in files if _is_beside(file, script)):
+    for path in _own_files(script):
         try:
             size = path.stat().st_size
             if size > room:
@@ -159,21 +158,23 @@ def scripts(script: Path | None, left_out: list[str]) -> dict[str, str]:
     return text_of
 
 
-def _file_of(module: Any) -> Path | None:
+def _own_files(script: Path) -> list[Path]:
+    """The script and the files of modules below its folder that the user may have written: not installed ones."""
+    # texts, as a job has thousands of modules: by pathlib, and asking sysconfig for each, it took 0.7 s of CPU
+    folder = os.path.join(script.parent, "")
+    installed = tuple(os.path.join(path, "") for path in (sysconfig.get_path("stdlib"), Path(__file__).parents[2]))
+    files = [str(script), *filter(None, map(_file_of, [*sys.modules.values()]))]
+    below = [Path(file) for file in dict.fromkeys(files) if file.startswith(folder) and not file.startswith(installed)]
+    return [path for path in below if _INSTALLED.isdisjoint(path.parts)]
+
+
+def _file_of(module: Any) -> str | None:
     """The file of sources that a module was read from, where it is one."""
     # of a module that makes its attributes as they are asked for none is made
     file = getattr(module, "__dict__", {}).get("__file__")
-    return Path(file) if isinstance(file, str) and file.endswith(".py") and os.path.isabs(file) else None
-
-
-def _is_beside(path: Path, script: Path) -> bool:
-    """True if the user may have written it: it lies below the folder of the script, and is not installed."""
-    installed = (Path(sysconfig.get_path("stdlib")), Path(__file__).parents[2])
-    return (
-        path.is_relative_to(script.parent)
-        and _INSTALLED.isdisjoint(path.parts)
-        and not any(path.is_relative_to(folder) for folder in installed)
-    )
+    if not isinstance(file, str) or not file.endswith(".py") or not os.path.isabs(file):
+        return None
+    return os.path.normpath(file) if "/./" in file else file
 
 
 @cache

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+import sysconfig
 import types
 import weakref
 from dataclasses import dataclass
@@ -192,12 +193,14 @@ def test_a_look_that_ends_early_keeps_no_tensor_alive():
 
 def test_the_script_and_what_was_imported_from_beside_it_are_kept_without_secrets(tmp_path, monkeypatch):
     script, helper, installed = tmp_path / "train.py", tmp_path / "model.py", tmp_path / "site-packages" / "lib.py"
-    installed.parent.mkdir()
-    for path in (script, helper, installed, tmp_path / "unused.py"):
+    of_python = tmp_path / "python" / "json.py"
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(of_python.parent))
+    for path in (script, helper, installed, of_python, tmp_path / "unused.py"):
+        path.parent.mkdir(exist_ok=True)
         path.write_text(f'PASSWORD = "plain"\nx = "{path.stem}"\n')
-    for path in (helper, installed):
+    for path in (helper, installed, of_python):
         module = types.ModuleType(path.stem)
-        module.__file__ = str(path)
+        module.__file__ = str(path).replace(tmp_path.name, f"{tmp_path.name}/.")  # as of a module found by "./"
         monkeypatch.setitem(sys.modules, f"of_the_job_{path.stem}", module)
     left_out = []
     assert job_facts.scripts(script, left_out) == {
@@ -209,3 +212,4 @@ def test_the_script_and_what_was_imported_from_beside_it_are_kept_without_secret
     assert set(job_facts.scripts(script, left_out)) == {str(script)}
     assert left_out == ["text of model.py: more than is kept of sources"]
     assert job_facts.scripts(None, left_out) == {}
+    assert job_facts.scripts(installed, left_out) == {}
