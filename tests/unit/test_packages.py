@@ -98,6 +98,10 @@ def test_the_wheel_reads_runs_where_there_is_no_torch(environment, tmp_path):
     assert (status, errors) == (0, "")
     assert printed.startswith("No fault found in 10 steps of 2 ranks.")
     assert call(place, "trueline", "report", "run", "-o", "report.html", folder=tmp_path)[0] == 0
+    assert "trueline check" in call(place, "trueline", "explain", "skill", "loss-is-wrong", folder=tmp_path)[1]
+    status, printed, errors = call(place, "trueline", "mcp", ".", folder=tmp_path)
+    assert (status, printed, errors.count("\n")) == (2, "", 1)
+    assert "needs the MCP SDK" in errors
     status, printed, errors = call(place, "trueline", "trial", "batch", "--", "python", "train.py", folder=tmp_path)
     assert (status, printed, errors.count("\n")) == (2, "", 1)
     assert errors.startswith("trueline: This needs torch, which Python at '")
