@@ -186,7 +186,8 @@ def test_overwriting_a_run_takes_its_plan_files_away(tmp_path):
     ],
 )
 def test_options_of_a_plan_make_it_again(keys, options):
-    from trueline.cli.plan_keys import key_and_value, options_of
+    from trueline.cli.plan_keys import key_and_value
+    from trueline.schema.text.plan_options import options_of
 
     plan = Plan.load(keys)
     words = shlex.split(options_of(plan))

@@ -20,11 +20,11 @@ def command(
     from rich.text import Text
 
     from trueline.cli.lines import print_advice, screen
-    from trueline.cli.plan_keys import options_of
     from trueline.cli.waiting import waiting
     from trueline.judge.actions import Commands
     from trueline.judge.check_run import check
     from trueline.schema.errors import InputError
+    from trueline.schema.text.plan_options import options_of
     from trueline.schema.text.words import listed
     from trueline.store.plan_change import confirm, confirmed_ids, plan_in_force
     from trueline.store.reader import Run
