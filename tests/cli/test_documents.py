@@ -12,6 +12,7 @@ from tests.synthetic_runs import write_run
 from trueline.guide import AGENTS, text_of
 from trueline.judge.catalogue import EXIT_CODES, STATUSES
 from trueline.judge.json_schemas import NAMES, json_schema
+from trueline.schema.finding import Finding
 from trueline.trials.frame.trial import Arm, TrialAnswer
 
 
@@ -54,6 +55,35 @@ def test_a_command_of_an_action_runs_as_it_is(trueline, runs):
             if action["argv"] and not action["runs_job"]:
                 code, printed, errors = trueline(*action["argv"][1:])
                 assert (code in (0, 1), bool(printed), errors) == (True, True, "")
+
+
+def test_what_silences_a_finding_is_no_command_for_a_program(trueline, tmp_path):
+    question = Finding(code="update-lost", severity="confirm", claim="Weights stay.", next=("Look at the weights.",))
+    write_run(tmp_path / "run", num_ranks=2, num_steps=12, findings=(question,))
+    document = json.loads(trueline("check", tmp_path / "run", "--json")[1])
+    assert document["status"] == "confirm"
+    meant = [action for action in document["actions"] if "trueline confirm" in action["say"]]
+    assert [action["argv"] for action in meant] == [None]
+    assert document["actions"][0]["say"] == "Look at the weights."
+
+
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [({}, []), ({"preset": "laws"}, ["--plan", "laws"]), ({"preset": "mix", "steps": [3, 4]}, None)],
+)
+def test_the_last_action_runs_the_job_again_as_it_was_watched(trueline, tmp_path, plan, options):
+    run = write_run(tmp_path / "run", num_ranks=2, num_steps=12, change=spoiled)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest |= {"argv": ["python", "train.py"], "plan": plan}
+    del manifest["crc32"]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    options = ["--plan", "mix", "--set", "steps=3:4"] if options is None else options
+    for verb in ("check", "diagnose"):
+        action = json.loads(trueline(verb, run, "--json")[1])["actions"][-1]
+        out = action["argv"].index("--out")
+        assert action["argv"][:out] == ["trueline", "run", *options]
+        assert action["argv"][out + 2 :] == ["--", "python", "train.py"]
+        assert (action["runs_job"], action["cost"]) == (True, "the job once")
 
 
 def test_what_was_not_judged_never_reads_as_fine(trueline, runs):

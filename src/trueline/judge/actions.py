@@ -17,8 +17,6 @@ _COMMAND = re.compile(r"`(trueline [^`]+)`")
 _TO_FILL_IN = re.compile(r"COMMAND|RUN|REF|REV|REMEDY|NAME,…|KEY=VALUE|FILE|DIR|CODE")
 """Words that stand for what only a person knows."""
 _STARTS_A_JOB = ("run", "trial")
-_COSTS = {"explain": "nothing", "confirm": "writes into the Run"}
-"""Of verbs that start no job and do not only read a Run."""
 _READS_A_RUN = ("op", "precheck", "noise")
 """Verbs of ``trueline trial`` that start no job."""
 
@@ -88,10 +86,12 @@ def _action(line: str) -> Action:
         argv = tuple(shlex.split(match[1]))
     except ValueError:  # a quote that is not closed: nothing that a program can run
         return Action(line)
-    if any(_TO_FILL_IN.fullmatch(word) or HIDDEN in word for word in argv):
+    # what silences a finding is for the person who knows that it is meant
+    if argv[1] == "confirm" or any(_TO_FILL_IN.fullmatch(word) or HIDDEN in word for word in argv):
         return Action(line)
     runs_job = argv[1] in _STARTS_A_JOB and argv[2] not in _READS_A_RUN
-    return Action(line, argv, runs_job, _cost(argv) if runs_job else _COSTS.get(argv[1], "reads the Run"))
+    reading_cost = "nothing" if argv[1] == "explain" else "reads the Run"
+    return Action(line, argv, runs_job, _cost(argv) if runs_job else reading_cost)
 
 
 def _cost(argv: Sequence[str]) -> str:

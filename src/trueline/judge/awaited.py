@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from trueline.judge.actions import Action, actions_of
 from trueline.judge.check_run import CheckReport, check
 from trueline.judge.compared_ranks import written_by_all
 from trueline.judge.rank_endings import has_ended
@@ -104,6 +106,15 @@ class Awaited:
         return self.report.verdict.for_programs if self.report is not None and is_told else FOR_PROGRAMS["unknown"]
 
     @property
+    def actions(self) -> tuple[Action, ...]:
+        """What to do next: where time is over with nothing found, to wait again."""
+        of_report = () if self.report is None else self.report.actions
+        if self.stop != "timeout" or self.exit_code == 1:
+            return of_report
+        again = f"trueline wait {shlex.quote(self.run)} --until {self.until}"
+        return actions_of([f"Wait again, for as long as that may take: `{again}`."])
+
+    @property
     def verdict(self) -> str:
         """One sentence, or two where what was waited for did not come."""
         if self.report is not None and (self.is_judged or self.report.has_incidents):
@@ -135,7 +146,7 @@ class Awaited:
             "num_steps": 0 if judged is None else judged.num_steps,
             "step_last": None if judged is None or judged.steps is None else judged.steps[1],
             "waited_s": round(self.waited_s, 1),
-            "actions": [] if report is None else [action.to_json() for action in report.actions],
+            "actions": [action.to_json() for action in self.actions],
             "findings": [] if report is None else _briefly(report),
         }
 

@@ -42,6 +42,8 @@ from trueline.schema.judged import (
 )
 from trueline.schema.law import COMPARISON, SAME_JOB, facts_of, findings_of
 from trueline.schema.law import codes as declared_codes
+from trueline.schema.plan import Plan
+from trueline.schema.text.plan_options import options_of
 from trueline.schema.text.shown import Shown
 from trueline.schema.text.words import counted, named_or_ends, of_one_process, whose_text
 from trueline.store.log.part_files import known_parts
@@ -75,6 +77,8 @@ class CheckReport(Shown):
     """What the training did."""
     strict: bool = False
     """Whether what is to confirm counts as found."""
+    again: str = ""
+    """The command that runs the job again as it was watched, between backticks; "" where it is not known."""
 
     @property
     def checks_run(self) -> tuple[str, ...]:
@@ -168,8 +172,15 @@ class CheckReport(Shown):
         if advice:
             why = f"`trueline diagnose {shlex.quote(self.run)} --json`"
             advice.append(f"What speaks for and against each cause, and what would settle it: {why}.")
+            return actions_of([*advice, *self.mended])
         asked = [line for finding in self.to_confirm for line in (*finding.next[:1], self._if_meant(finding))]
-        return actions_of(advice or [*asked, *self.next])
+        longer = [f"{self.verdict.line} More steps: {self.again}."] if self.exit_code == 3 and self.again else []
+        return actions_of([*asked, *self.next, *longer])
+
+    @property
+    def mended(self) -> tuple[str, ...]:
+        """What to do once a fault is mended: a finding that is gone is the proof."""
+        return (f"Once it is mended, run the job again, and check that: {self.again}.",) if self.again else ()
 
     def _if_meant(self, finding: Finding) -> str:
         return f"If it is meant: `trueline confirm {shlex.quote(self.run)} {finding.id}`."
@@ -358,8 +369,20 @@ def check(
         machines=machines_of(opened),
         facts=facts,
         strict=strict,
+        again=_again(opened, commands),
     )
     return _with_groups(report_of_run, [check(path, remembers=remembers) for path in opened.groups], confirmed)
+
+
+def _again(run: Run, commands: Commands) -> str:
+    """The command that runs the job of ``run`` again as it was watched; "" where that is not known."""
+    if not commands.job:
+        return ""
+    try:
+        options = options_of(Plan.model_validate(run.manifest.plan))
+    except ValueError:  # a key of another version
+        options = ""
+    return commands.filled(f"`trueline run {options} -- COMMAND`".replace("  ", " "))
 
 
 def _wording(run: Run, reference: Run | None) -> Callable[[str], str]:

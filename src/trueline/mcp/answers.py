@@ -104,6 +104,7 @@ class Answers:
             report = diagnosis.report
             fault = _one_of(report.incidents, incident, "incident")
             findings = [(report.ids[index], report.findings[index]) for index in fault.findings]
+            causes = diagnosis.of(incident)
             document = {
                 "schema": 1,
                 "run": run,
@@ -112,8 +113,8 @@ class Answers:
                 "status": report.verdict.for_programs,
                 "where": report.where(incident),
                 "title": fault.title,
-                "causes": [verdict.to_json() for verdict in diagnosis.of(incident)],
-                "actions": [action.to_json() for action in actions_of(diagnosis.of(incident)[0].next)],
+                "causes": [verdict.to_json() for verdict in causes],
+                "actions": [action.to_json() for action in actions_of([*causes[0].next, *report.mended])],
                 "findings": [_briefly(name, finding) for name, finding in findings],
                 "source": self._sources(run, [finding for _, finding in findings]),
             }

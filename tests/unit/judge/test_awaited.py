@@ -93,6 +93,8 @@ def test_time_that_is_over_never_reads_as_fine(job, tmp_path, until):
     assert (awaited.stop, awaited.exit_code, awaited.status) == ("timeout", 3, "cannot-tell")
     assert awaited.verdict.startswith("Cannot tell: ")
     assert "did not come in 10 s; the job may still be running, after 12 steps" in awaited.verdict
+    (again,) = awaited.actions
+    assert again.argv == ("trueline", "wait", str(tmp_path / "run"), "--until", until)
 
 
 def test_time_that_is_over_with_a_finding_is_that_finding(job, tmp_path):

@@ -44,7 +44,7 @@ class Diagnosis:
             for answer in answers
             if answer.is_known
         ]
-        return actions_of(advice) or self.report.actions
+        return actions_of([*advice, *self.report.mended]) if advice else self.report.actions
 
     def of(self, incident: int) -> tuple[CauseVerdict, ...]:
         """The Verdicts on one incident, the answer first."""
