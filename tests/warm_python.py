@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from trueline.demo import ranks
+from trueline.schema.plugins import entry_points
 
 CLIENT = """#!{python} -IS
 import array, json, os, signal, socket, struct, sys
@@ -138,7 +139,11 @@ class _Started:
 
 def _serve(listener: socket.socket) -> None:
     """Fork the program of every start, hand on the signals of its client, and tell that how it ended."""
+    from trueline.capture.job.job_facts import packages  # imports torch, which the server has
+
     _forget_exits()
+    entry_points("trueline.checks")  # of the packages that all starts have: reading them takes 25 ms each time
+    packages()
     gc.collect()
     gc.freeze()  # else each start would copy what was imported, to see whether it is garbage or a model
     started: dict[int, _Started] = {}  # by the file that can be read: the client's, and that of the end

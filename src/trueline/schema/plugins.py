@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import operator
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
-from typing import Any
+
+_name_of = operator.attrgetter("_normalized_name")
+"""By which importlib.metadata itself tells packages apart: ``name`` takes as long as reading the entry points."""
 
 
 def entry_points(group: str) -> list[EntryPoint]:
     """The entry points of ``group``, in the order of their names."""
-    folders = tuple((folder, _changed_at(folder)) for folder in sys.path)
-    entries: Iterable[EntryPoint] = _all_entry_points(folders).select(group=group)
-    return sorted(entries, key=lambda entry: entry.name)
+    packages: dict[str, Sequence[EntryPoint]] = {}
+    for folder in sys.path:
+        for name, entries in _entry_points_in(folder, _changed_at(folder)):
+            packages.setdefault(name, entries)  # of two the first counts, as it is the one that is imported
+    chosen = (entry for entries in packages.values() for entry in entries if entry.group == group)
+    return sorted(chosen, key=lambda entry: entry.name)
 
 
-@functools.lru_cache(maxsize=1)
-def _all_entry_points(
-    folders: tuple[tuple[str, int], ...],
-) -> Any:  # SelectableGroups before Python 3.12, EntryPoints since
-    """All entry points. Reading them takes 25 ms where 170 packages are installed: as much as opening a Run."""
-    return importlib.metadata.entry_points()
+@functools.lru_cache(maxsize=64)
+def _entry_points_in(folder: str, changed_ns: int) -> Sequence[tuple[str, Sequence[EntryPoint]]]:
+    """Of each package in ``folder``. Of 170 packages that takes 25 ms: as much as opening a Run."""
+    return [(_name_of(package), [*package.entry_points]) for package in importlib.metadata.distributions(path=[folder])]
 
 
 def _changed_at(folder: str) -> int:

@@ -105,15 +105,24 @@ def env_here(command: Sequence[str], files: Sequence[Path]) -> RankEnv:
     )
 
 
-@cache
 def packages() -> tuple[tuple[str, str], ...]:
     """Name and version of every installed package, sorted."""
     version_of: dict[str, str] = {}
-    for package in importlib.metadata.distributions():
+    for folder in sys.path:
+        for name, version in _packages_in(folder):
+            version_of.setdefault(name, version)  # of two the first is imported
+    return tuple(sorted(version_of.items()))
+
+
+@cache
+def _packages_in(folder: str) -> Sequence[tuple[str, str]]:
+    """Those of a folder, once for a process and all that are forked of it."""
+    versions: list[tuple[str, str]] = []
+    for package in importlib.metadata.distributions(path=[folder]):
         with contextlib.suppress(Exception):
             fields = _fields(package)
-            version_of.setdefault(fields["Name"].lower().replace("_", "-"), fields["Version"])
-    return tuple(sorted(version_of.items()))
+            versions.append((fields["Name"].lower().replace("_", "-"), fields["Version"]))
+    return versions
 
 
 def _fields(package: importlib.metadata.Distribution) -> dict[str, str]:
