@@ -41,10 +41,8 @@ def _annotation(finding: Finding) -> str:
 
 
 def _line(kind: str, title: str, text: str, position: Mapping[str, object] | None = None) -> str:
-    properties = ",".join(
-        f"{name}={_escaped(str(value), _IN_PROPERTY)}" for name, value in {**(position or {}), "title": title}.items()
-    )
-    return f"::{kind} {properties}::{_escaped(text, _IN_TEXT)}"
+    further = "".join(f",{name}={_escaped(str(value), _IN_PROPERTY)}" for name, value in (position or {}).items())
+    return f"::{kind} title={_escaped(title, _IN_PROPERTY)}{further}::{_escaped(text, _IN_TEXT)}"
 
 
 def _escaped(text: str, replacements: dict[str, str]) -> str:
