@@ -11,6 +11,7 @@ from pathlib import Path
 from trueline.schema.errors import InputError
 from trueline.store import file_names
 
+TRIAL = "trial.json"
 MOST_FOLDERS = 20_000
 """Folders that are looked through for Runs: a home directory has more, and a client waits."""
 
@@ -77,7 +78,7 @@ class Reach:
         return Listing(tuple(paths), is_whole=num_folders < MOST_FOLDERS)
 
     def _folders(self) -> Iterator[tuple[str, float | None]]:
-        """Each folder, and when its manifest was written where it is a Run, below which no other is."""
+        """Each folder, and when its manifest was written where it is a Run; none below a Run or a trial."""
         for root in self.roots:
             if "://" in root:
                 continue
@@ -85,6 +86,9 @@ class Reach:
                 manifest = None
                 if file_names.MANIFEST in files:
                     manifest = os.stat(os.path.join(folder, file_names.MANIFEST), follow_symlinks=False).st_mtime
+                    folders.clear()
+                # a trial leaves a Run of each kind of run that it made: dozens, which nobody asks about
+                if TRIAL in files:
                     folders.clear()
                 folders[:] = sorted(name for name in folders if not name.startswith("."))
                 yield folder, manifest

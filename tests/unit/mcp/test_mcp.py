@@ -219,6 +219,15 @@ def test_names_that_lead_elsewhere_are_refused_in_a_sentence(answers, name):
         answers.verdict(name)
 
 
+def test_runs_that_trials_made_are_not_listed(tmp_path):
+    write_run(tmp_path / "job", num_ranks=1, num_steps=2)
+    write_run(tmp_path / "trials" / "sync" / "runs" / "base", num_ranks=1, num_steps=2)
+    (tmp_path / "trials" / "sync" / "trial.json").write_text("{}")
+    answers = Answers(Reach([str(tmp_path)]))
+    assert [entry["run"] for entry in answers.runs()["runs"]] == ["job"]
+    assert answers.facts("trials/sync/runs/base")["status"] == "not-judged"
+
+
 def test_runs_in_an_object_store_are_reached_below_their_address_alone():
     reach = Reach(["s3://bucket/jobs"])
     assert reach.path_of("a/b") == "s3://bucket/jobs/a/b" == reach.path_of("s3://bucket/jobs/a/b")
