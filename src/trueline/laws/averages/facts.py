@@ -43,8 +43,20 @@ def _behaviour(copy: CopyOfWeights) -> str:
         return f"set to them {counted(len(steps), 'time')} in {counted(len(copy.changes), 'update')} that were seen"
     times = moves_of(copy)
     how_often = "" if times is None else "once for each update" if times == 1 else f"{times} times for each update"
-    share = f"moves {100 * copy.share:.2g} % an update"
+    still = len(_still(copy))
+    stays = "" if not still else f"{still} of which {'stays as it is' if still == 1 else 'stay as they are'}, "
+    share = f"{stays}moves {100 * copy.share:.2g} % an update"
     return f"{share}, {how_often}" if how_often else share
+
+
+def _still(copy: CopyOfWeights) -> set[str]:
+    """Names of parameters that an average never moved where it moved others, though the model's are elsewhere."""
+    moved, far = set[str](), set[str]()
+    for averaging in copy.averagings:
+        if averaging.moves:
+            moved |= {piece.name for piece in averaging.params if piece.moves}
+            far |= {piece.name for piece in averaging.params if piece.is_far.any()}
+    return far - moved
 
 
 def moves_of(copy: CopyOfWeights) -> int | None:

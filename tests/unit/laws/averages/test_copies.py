@@ -310,3 +310,17 @@ def test_a_model_with_no_truth_can_be_declared(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     assert Run(tmp_path / "run").lists("average_values")
+
+
+def test_parameters_that_an_average_leaves_as_they_are_are_counted(tmp_path, net):
+    model = net()
+    average = Shadow(model)
+
+    @torch.no_grad()
+    def follow(step):
+        average.shadow[0] = DECAY * average.shadow[0] + (1 - DECAY) * model[0].weight
+
+    text, _ = copies_beside(train(tmp_path / "run", model, follow))
+    assert text.startswith(
+        "1 average of the weights (Shadow.shadow): 4 of 4 parameters, 3 of which stay as they are, moves"
+    )
