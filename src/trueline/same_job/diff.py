@@ -54,6 +54,13 @@ class JobDiff(Shown):
     facts: tuple[FactPair, ...] = ()
     """Facts of two Runs that differ, where these were asked for."""
 
+    recorded: bool = False
+    """Whether both are Runs with recorded steps, which `compare` reads."""
+
+    @property
+    def _once_recorded(self) -> str:
+        return "" if self.recorded else ", once both are recorded"
+
     @property
     def began(self) -> str:
         """Moment at which the losses of two Runs part: "at the first loss", "later", "never", or "" where unknown."""
@@ -85,7 +92,7 @@ class JobDiff(Shown):
         lines = [difference.remedy for difference in self.telling[:_MOST_REMEDIES]]
         if self.curves.loss is not None:
             words = f"{shlex.quote(self.run)} {shlex.quote(self.ref)}"
-            lines.append(f"Where their values part, once both are recorded: `trueline compare {words} --json`.")
+            lines.append(f"Where their values part{self._once_recorded}: `trueline compare {words} --json`.")
         return actions_of(lines)
 
     @property
@@ -94,7 +101,8 @@ class JobDiff(Shown):
         if not self.differences:
             lacking = "" if self.compared["settings"] else "; settings could not be compared: pass configurations, too"
             if self.curves.loss is not None:
-                todo = "`trueline compare` says where they part, once both are recorded with `--plan mix`"
+                how = " with `--plan mix`" if self._once_recorded else ""
+                todo = f"`trueline compare` says where they part{self._once_recorded}{how}"
                 return f"None of {counted(total, 'fact')} that both have explains it{lacking}: {todo}"
             return f"Nothing that can change numbers differs in {counted(total, 'fact')} that both have{lacking}"
         first = capitalized(self.differences[0].line)
@@ -192,6 +200,7 @@ def diff(run: str | os.PathLike[str] | Run | Job, ref: str | os.PathLike[str] | 
         curves=curves,
         notes=tuple(_notes(job, ref_job, settings, ref_settings)),
         settings=(canonical_texts(settings), canonical_texts(ref_settings)),
+        recorded=all(side.run is not None and side.run.has_records for side in (job, ref_job)),
     )
 
 

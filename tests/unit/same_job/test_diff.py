@@ -1,6 +1,7 @@
 """Two jobs are compared in what both tell; what follows from settings counts, and not how it is written."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.unit.healthy_run import healthy_rows, rank_env, write_run
@@ -343,6 +344,10 @@ def test_losses_that_part_without_a_reason_are_no_silence(tmp_path):
     result = two_runs(tmp_path, lambda step, row: None)
     assert result.headline.startswith("The losses part at step 0 (")
     assert "Nothing that can change numbers" not in result.headline
+    assert "once both are recorded with `--plan mix`" in result.headline
+    recorded = replace(result, recorded=True)
+    assert recorded.headline.endswith("`trueline compare` says where they part.")
+    assert "once both are recorded" not in str(recorded.actions)
 
 
 def test_no_sentence_says_that_a_thing_is_itself_or_has_no_subject(tmp_path):
