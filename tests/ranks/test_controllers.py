@@ -226,6 +226,7 @@ def is_the_fault(verdict, *, code, ranks, bound):
     assert verdict["node"] == socket.gethostname()
 
 
+@pytest.mark.timeout(600)  # three starts of processes that import torch, one after the other
 def test_torchelastics_agent_restarts_from_the_last_clean_step_and_is_told_no_more(tmp_path):
     said = controlled(tmp_path, AGENT)
     is_the_fault(said["told"][0], code="worker-nonfinite", ranks=[0], bound=0.0)

@@ -36,7 +36,7 @@ def test_they_are_those_that_python_finds_and_of_two_packages_of_a_name_the_firs
         )
         monkeypatch.setattr(sys, "path", [*sys.path[:1], str(tmp_path / folder), *sys.path[1:]])
     assert [entry.value for entry in plugins.entry_points("trueline.checks")] == ["two:check"]
-    for group in ("trueline.checks", "console_scripts", "pytest11"):
+    for group in ("trueline.checks", "trueline.adapters", "trueline.sinks"):
         expected = sorted(importlib.metadata.entry_points(group=group), key=lambda entry: entry.name)
         assert plugins.entry_points(group) == expected
         assert [entry.dist.name for entry in plugins.entry_points(group)] == [entry.dist.name for entry in expected]

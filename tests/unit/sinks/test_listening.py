@@ -26,6 +26,11 @@ SETTINGS = Settings("/runs/a", 0, (), None, 3, sends_numbers=False)
 KNOWN = FindingVerdict("/runs/a", Finding("d", "info", "claim"))
 
 
+@pytest.fixture(autouse=True)
+def _nobody_else_listens(monkeypatch):
+    monkeypatch.setattr(listening, "_registered", {})
+
+
 @pytest.fixture
 def warned(caplog):
     caplog.set_level(logging.WARNING, logger="trueline")

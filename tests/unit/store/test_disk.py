@@ -27,6 +27,7 @@ def test_a_call_that_fails_is_told_and_makes_nothing_false(tmp_path, caplog, rec
     assert failed > len(numbers) / stride / 2
 
 
+@pytest.mark.timeout(600)
 def test_training_under_a_disk_that_fails_is_that_without_a_watch(tmp_path):
     bare = jobs.train(None)
     with Disk(str(tmp_path / "whole")).mounted() as disk:
