@@ -1,12 +1,14 @@
 """The wheel holds all that is needed beside what it declares, with torch and without; a release is one command."""
 
 import datetime
+import importlib
 import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 import sys
+import types
 import venv
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tests.unit.healthy_run import healthy_rows, write_run
 from tools.release import PLACES, ReleaseError, release
 
 import trueline
+from trueline import capture
 from trueline.capture import require_torch
 from trueline.schema.errors import CaptureError
 
@@ -120,6 +123,14 @@ def test_the_wheel_watches_with_the_torch_that_is_there(environment, tmp_path):
 def test_a_torch_that_is_too_old_is_said(version):
     with pytest.raises(CaptureError, match=re.escape(f"torch is {version} here, and watching needs 2.6 or newer.")):
         require_torch(version)
+
+
+def test_a_torch_is_asked_for_its_version_where_it_is_loaded_alone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.4.0"))
+    with pytest.raises(CaptureError, match=r"torch is 2\.4\.0 here"):
+        importlib.reload(capture)
+    monkeypatch.delitem(sys.modules, "torch")
+    importlib.reload(capture)
 
 
 @pytest.mark.parametrize("version", ["2.6.0", "2.13.0+cpu", "2.14.0.dev20261101", "3.0.0", "mine", "main.abc"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
+import sys
 
 from trueline.schema.errors import CaptureError
 
@@ -21,5 +20,6 @@ def require_torch(version: str) -> None:
         raise CaptureError(f"torch is {version} here, and watching needs {oldest} or newer. Install that.")
 
 
-with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a torch without metadata is taken
-    require_torch(importlib.metadata.version("torch"))
+# the command line comes here without torch, and starts jobs of another Python: only a process that trains is asked
+if "torch" in sys.modules:
+    require_torch(str(getattr(sys.modules["torch"], "__version__", "")))
