@@ -296,6 +296,15 @@ def _notes(job: Job, ref_job: Job, settings: Settings, ref_settings: Settings) -
     automatic = sorted(vocabulary().terms[slug].says for slug in settings.automatic | ref_settings.automatic)
     if automatic:
         notes.append(f"Left to `auto`, and not compared: {named_some(automatic)}.")
+    unknown = (settings.unknown | ref_settings.unknown) - settings.automatic - ref_settings.automatic
+    if unknown:
+        texts = sorted(vocabulary().terms[slug].says for slug in unknown)
+        notes.append(f"Not known without a shell or another file, and not compared: {named_some(texts)}.")
+    for side_job, _ in sides:
+        for where, options in side_job.configs.items():
+            if absent := options.get("defaults"):
+                names = named_some(cast(list[str], absent)) if isinstance(absent, list) else str(absent)
+                notes.append(f"{where} inherits from {names}, which is not there: what that sets is not compared.")
     for side_job, side_settings in sides:
         if not side_settings.terms and not side_settings.other_options:
             notes.append(f"{side_job.name} has no configuration: settings were not compared.")

@@ -5,6 +5,7 @@ from tests.unit.same_job.test_diff import names, written
 
 from trueline.same_job.diff import diff
 from trueline.same_job.settings import detect_framework, gathered
+from trueline.store.job_files import config_files
 
 AXOLOTL = """base_model: org/model-7b
 adapter: {adapter}
@@ -131,6 +132,21 @@ def test_what_is_inherited_from_a_file_that_is_not_there_is_not_compared(tmp_pat
     )
     result = diff(written(tmp_path, "grpo.yaml", NEMO), written(tmp_path, "recipes/larger.yaml", recipe))
     assert "sequence-length" not in names(result)
+    assert (
+        "larger.yaml inherits from ../absent.yaml, which is not there: what that sets is not compared." in result.notes
+    )
+    assert "Not known without a shell or another file, and not compared: sequence length." in result.notes
+
+
+def test_files_that_inherit_from_one_another_are_read_once(tmp_path, monkeypatch):
+    all_names = [f"{number}.yaml" for number in range(12)]
+    for name in all_names:
+        written(tmp_path, name, f"defaults: [{', '.join(all_names)}, _self_]\nlr_{name[:-5]}: {name[:-5]}\n")
+    texts = []
+    read = config_files.text_of
+    monkeypatch.setattr(config_files, "text_of", lambda path: texts.append(path.name) or read(path))
+    assert config_files.read_config(tmp_path / "0.yaml") == {f"lr_{number}": number for number in range(12)}
+    assert sorted(texts) == sorted(all_names)
 
 
 def test_values_that_name_one_another_end(tmp_path):

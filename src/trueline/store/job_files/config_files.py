@@ -23,8 +23,10 @@ SUFFIXES = (".json", ".yaml", ".yml", ".toml", *SCRIPTS)
 MAX_BYTES = 2 * 2**20
 """A configuration is smaller; data and tokenizers are not."""
 _MAX_DEPTH = 40
-_MAX_DEFAULTS = 8
-"""Files that inherit from one another, and values that name one another, one behind the other."""
+_ITSELF = "_self_"
+"""Hydra's name, in a list of defaults, for the file that has the list."""
+_MAX_REFERENCES = 8
+"""Values that name one another, one behind the other."""
 _REFERENCE = re.compile(r"\$\{(?P<name>\.?[\w.]+)\}")
 
 
@@ -37,23 +39,30 @@ def options_in(path: Path, text: str) -> dict[str, Any]:
     """The options that the ``text`` of a file sets, whose name says what it is. Raises ``InputError``."""
     if path.suffix in SCRIPTS:
         return options_of(training_command(read_script(text)))
-    return _interpolated(_with_defaults(path, flat(nested(path, text)), _MAX_DEFAULTS))
+    return _interpolated(_with_defaults(path, flat(nested(path, text)), {path.resolve()}))
 
 
-def _with_defaults(path: Path, options: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """With what the files below ``defaults`` set (Hydra, NeMo-RL) where these stand beside ``path``, which holds
-    against them; one that is not there leaves its name among the options.
+def _with_defaults(path: Path, options: Mapping[str, Any], read: set[Path]) -> dict[str, Any]:
+    """With what the files below ``defaults`` set (Hydra, NeMo-RL) where they stand beside ``path``, which holds against
+    them. Each is read once, as they may name one another. ``defaults`` has those that are not there.
     """
     stated = options.get("defaults")
     names = [stated] if isinstance(stated, str) else stated if isinstance(stated, list) else []
     merged: dict[str, Any] = {}
-    for name in cast(Sequence[Any], names):
-        base = path.parent / (name if str(name).endswith(SUFFIXES) else f"{name}.yaml")
-        if depth and base != path and base.is_file():
-            merged |= _with_defaults(base, flat(nested(base, text_of(base))), depth - 1)
+    absent: list[str] = []
+    for name in map(str, cast(Sequence[Any], names)):
+        base = path.parent / (name if name.endswith(SUFFIXES) else f"{name}.yaml")
+        if not base.is_file():
+            absent += [name] if name != _ITSELF else []
+        elif base.resolve() not in read:
+            read.add(base.resolve())
+            merged |= _with_defaults(base, flat(nested(base, text_of(base))), read)
     # a section that is set to nothing is not inherited
     nothing = tuple(f"{option}." for option, value in options.items() if value is None)
-    return {option: value for option, value in merged.items() if not option.startswith(nothing)} | dict(options)
+    inherited = {option: value for option, value in merged.items() if not option.startswith(nothing)}
+    own = {option: value for option, value in options.items() if option != "defaults" or not names}
+    absent += cast(list[str], inherited.pop("defaults", []))
+    return inherited | own | ({"defaults": absent} if absent else {})
 
 
 def _interpolated(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +77,7 @@ def _interpolated(options: Mapping[str, Any]) -> dict[str, Any]:
         named = f"{section}{match['name']}".removeprefix(".") if match["name"].startswith(".") else match["name"]
         return value_of(named, depth - 1) if named in options else value
 
-    return {option: value_of(option, _MAX_DEFAULTS) for option in options}
+    return {option: value_of(option, _MAX_REFERENCES) for option in options}
 
 
 def exported_by(path: Path) -> dict[str, str]:
