@@ -151,8 +151,8 @@ class ComparedValuesDocument(PassesDocument):
     first_step: PassesDocument
 
 
-class CompareDocument(Pages):
-    """What `trueline compare --json` prints."""
+class TwoSides(Pages):
+    """What documents about a job and its reference begin with."""
 
     schema: Literal[1]
     run: str
@@ -162,6 +162,11 @@ class CompareDocument(Pages):
     verdict: str
     cause: str | None
     actions: list[Action]
+
+
+class CompareDocument(TwoSides):
+    """What `trueline compare --json` prints."""
+
     findings: list[Finding]
     first: ComparedRow | None
     counts: dict[Judgement, int]
@@ -199,17 +204,9 @@ class SettingsDocument(TypedDict):
     ref: dict[str, str]
 
 
-class DiffDocument(Pages):
+class DiffDocument(TwoSides):
     """What `trueline diff --json` prints."""
 
-    schema: Literal[1]
-    run: str
-    ref: str
-    status: Literal["same", "different", "cannot-tell"]
-    exit_code: Literal[0, 1, 3]
-    verdict: str
-    cause: str | None
-    actions: list[Action]
     began: Literal["at the first loss", "later", "never", ""]
     differences: list[DifferenceDocument]
     findings: list[Finding]
@@ -313,7 +310,7 @@ def _live_line() -> dict[str, Any]:
     return parts | {"oneOf": [numbers, finding], "title": "LiveLine", "description": "A line of the sink `jsonl`."}
 
 
-def _named(document: Any) -> dict[str, Any]:
+def _schema_with_ids(document: Any) -> dict[str, Any]:
     """The schema of a document whose findings have a name each."""
     schema = TypeAdapter(document).json_schema(mode="serialization")
     if "Finding" not in schema["$defs"]:
@@ -325,13 +322,13 @@ def _named(document: Any) -> dict[str, Any]:
 
 
 _MAKE_SCHEMA: dict[str, Callable[[], dict[str, Any]]] = {
-    "check": lambda: _named(CheckDocument),
-    "diagnose": lambda: _named(DiagnoseDocument),
-    "compare": lambda: _named(CompareDocument),
-    "diff": lambda: _named(DiffDocument),
-    "facts": lambda: _named(FactsDocument),
-    "trial": lambda: _named(TrialDocument),
-    "wait": lambda: _named(WaitDocument),
+    "check": lambda: _schema_with_ids(CheckDocument),
+    "diagnose": lambda: _schema_with_ids(DiagnoseDocument),
+    "compare": lambda: _schema_with_ids(CompareDocument),
+    "diff": lambda: _schema_with_ids(DiffDocument),
+    "facts": lambda: _schema_with_ids(FactsDocument),
+    "trial": lambda: _schema_with_ids(TrialDocument),
+    "wait": lambda: _schema_with_ids(WaitDocument),
     "live": _live_line,
     "plan": Plan.model_json_schema,
 }

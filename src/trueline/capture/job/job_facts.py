@@ -24,6 +24,7 @@ from torch import nn
 
 from trueline.capture.job.environment import flags, versions
 from trueline.capture.model.untraced import forward_module
+from trueline.schema.command_words import script_in
 from trueline.schema.files.job_facts import JobFacts, ModulesAlike, SourceState
 from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.text.secrets import redacted_source, redacted_text
@@ -224,7 +225,7 @@ def _git(folder: str, *words: str) -> bytes | None:
 
 def _script(command: Sequence[str]) -> Path | None:
     """The script that a command runs."""
-    script = next((word for word in command if word.endswith(".py")), None)
+    script = script_in(command)
     path = Path(script) if script else None
     return path.resolve() if path is not None and path.is_file() else None
 

@@ -230,13 +230,14 @@ def _require_destination(destination: str, run_path: str) -> None:
 
 def _require_script(words: list[str]) -> None:
     """Raise InputError where the first Python file of the command is not there."""
+    from trueline.schema.command_words import script_in
     from trueline.schema.errors import InputError
 
     # of other programs nobody knows which of their words is a script
     runners = ("python", "torchrun", "accelerate", "deepspeed")
     if not Path(words[0]).name.startswith(runners):
         return
-    script = next((word for word in words[1:] if word.endswith(".py") and not word.startswith("-")), None)
+    script = script_in(words[1:])
     if script is not None and not Path(script).is_file():
         raise InputError(
             f"The script '{script}' does not exist. Check the path; the working directory is {os.getcwd()}."

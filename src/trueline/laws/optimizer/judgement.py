@@ -76,12 +76,12 @@ def judge_updates(samples: Sequence[Slice]) -> list[JudgedUpdate | None]:
     judged: list[JudgedUpdate | None] = [None] * len(samples)
     # Laws are by element: slices with the same numbers beside them are one long slice, which takes a tenth of the time.
     alike: dict[object, list[int]] = {}
-    for place, sample in enumerate(samples):
+    for index, sample in enumerate(samples):
         if sample.law in UPDATE_RULES and PARAM in sample.after:
-            alike.setdefault(_numbers_beside(sample) if _has_one_length(sample) else place, []).append(place)
-    for places in alike.values():
-        for place, update in zip(places, _judge_alike([samples[place] for place in places]), strict=True):
-            judged[place] = update
+            alike.setdefault(_numbers_beside(sample) if _has_one_length(sample) else index, []).append(index)
+    for indices in alike.values():
+        for index, update in zip(indices, _judge_alike([samples[index] for index in indices]), strict=True):
+            judged[index] = update
     return judged
 
 

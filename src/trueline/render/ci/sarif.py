@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from trueline.render.ci.places import path_within
+from trueline.schema.command_words import script_in
 from trueline.schema.live import whose_and_since, with_advice
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def sarif(report: CheckReport, folder: Path | None = None) -> str:
     script. Files in ``folder``, which is the working directory if None, are named from there, as code scanning needs.
     """
     folder = (folder or Path.cwd()).resolve()
-    script = next((word for word in report.job if word.endswith(".py")), None)
+    script = script_in(report.job)
     results = [_result(finding, folder, script) for finding in report.findings]
     if report.exit_code == 3:
         results.insert(0, _of_rule(CANNOT_TELL, "error", report.verdict.line, _locations(script, None, folder)))

@@ -45,12 +45,12 @@ class Mark:
 
 @dataclass
 class Drawn:
-    """What a trace holds, for the sentence about it. ``every`` is 1 where all steps are drawn, 0 where none has a
+    """What a trace holds, for the sentence about it. ``stride`` is 1 where all steps are drawn, 0 where none has a
     time.
     """
 
     steps: int = 0
-    every: int = 0
+    stride: int = 0
     ranks: int = 0
     calls: int = 0
     flows: int = 0
@@ -60,7 +60,7 @@ class Drawn:
 
     def text(self, step: int | None) -> str:
         """``30 steps of 2 ranks at their own times, 50 calls of step 3 in order (no call was timed), 1 incident``."""
-        thinned = f" (1 of {self.every})" if self.every > 1 else ""
+        thinned = f" (1 of {self.stride})" if self.stride > 1 else ""
         ranks = counted(self.ranks, "rank")
         parts = [f"{counted(self.steps, 'step')} of {ranks} at their own times{thinned}"] if self.steps else []
         if self.calls:
@@ -84,8 +84,8 @@ def write_perfetto(run: Run, path: Path, marks: Sequence[Mark], *, step: int | N
     start_ns = min((begin for spans in times.values() for begin, _ in spans.values()), default=0)
     measured = {rank: _measured(run, index) for index, rank in enumerate(run.ranks)}
     all_times = {at: span for rank in reversed(run.ranks) for at, span in times[rank].items()}
-    every = -(-sum(map(len, times.values())) // MOST_STEPS)
-    drawn = Drawn(every=every, ranks=len({*times, *calls}), flows=len(flows))
+    stride = -(-sum(map(len, times.values())) // MOST_STEPS)
+    drawn = Drawn(stride=stride, ranks=len({*times, *calls}), flows=len(flows))
     with path.open("wb") as file:
         trace = TraceWriter(file)
         trace.clock(start_ns)
@@ -99,7 +99,7 @@ def write_perfetto(run: Run, path: Path, marks: Sequence[Mark], *, step: int | N
                 _draw_marks(trace, trace.track("incidents", parent=process), own_marks, times.get(rank, {}), start_ns)
             if times.get(rank):
                 track = trace.track("steps", parent=process)
-                drawn.steps = max(drawn.steps, _draw_steps(trace, track, times[rank], measured[rank], every))
+                drawn.steps = max(drawn.steps, _draw_steps(trace, track, times[rank], measured[rank], stride))
             for kinds, title in ((("module", "op"), "calls"), (("collective",), "collectives")):
                 spans = [span for span in calls.get(rank, ()) if span.kind in kinds]
                 begin_ns = times.get(rank, {}).get(step or 0, (start_ns, 0))[0]
@@ -148,9 +148,9 @@ def _draw_steps(
     track: int,
     times: Mapping[int, tuple[int, int]],
     measured: Mapping[int, Mapping[str, float]],
-    every: int,
+    stride: int,
 ) -> int:
-    steps = [step for step in times if step % every == 0]
+    steps = [step for step in times if step % stride == 0]
     for step in steps:
         begin_ns, end_ns = times[step]
         numbers = measured.get(step, {})
@@ -227,9 +227,9 @@ def _stretch(calls: Sequence[Call]) -> None:
     counts = Counter((call.pass_of, call.name) for call in modules)
     once = {(call.pass_of, call.name): call for call in modules if counts[call.pass_of, call.name] == 1}
     for call in calls:
-        outer, seen = once.get((call.pass_of, call.module)), {id(call)}
-        while outer is not None and id(outer) not in seen:
-            seen.add(id(outer))
+        outer, visited = once.get((call.pass_of, call.module)), {id(call)}
+        while outer is not None and id(outer) not in visited:
+            visited.add(id(outer))
             outer.first, outer.last = min(outer.first, call.first), max(outer.last, call.last)
             outer = once.get((outer.pass_of, outer.module))
 
