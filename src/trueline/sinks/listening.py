@@ -123,6 +123,8 @@ def report(watch: Any, settings: Settings, callbacks: Sequence[live.Callback]) -
     the Plan, ``callbacks``, or a callback of ``listen``, now or later.
     """
     _open[watch] = (settings, None)
+    ended = weakref.ref(watch)  # else a cycle holds it until garbage is collected
+    watch.after_close(lambda: _open.pop(ended(), None))
     if settings.sinks or settings.on_finding or callbacks or _registered:
         _begin(watch, settings, callbacks)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ KNOWN = FindingVerdict("/runs/a", Finding("d", "info", "claim"))
 @pytest.fixture(autouse=True)
 def _nobody_else_listens(monkeypatch):
     monkeypatch.setattr(listening, "_registered", {})
+    monkeypatch.setattr(listening, "_open", weakref.WeakKeyDictionary())
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_a_controller_is_told_of_a_run_that_had_not_begun_with_rank_node_device_
 
 
 def test_in_training_callbacks_are_for_what_is_watched_before_and_after_and_end_with_close(tmp_path):
-    before, after, no_more, in_trial = [], [], [], []
+    before, after, no_more, in_trial, late = [], [], [], [], []
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first = trueline.on_finding(before.append)
@@ -81,6 +83,9 @@ def test_in_training_callbacks_are_for_what_is_watched_before_and_after_and_end_
             optimizer.zero_grad()
         watch.close()
     first.close()
+    with trueline.on_finding(late.append):
+        pass
+    assert late == [], "of what has ended"
     assert [verdict.code for verdict in before] == [verdict.code for verdict in after]
     assert {verdict.step for verdict in before if "nonfinite" in verdict.code} == {9}
     assert {verdict.last_clean_step for verdict in before} == {8}
