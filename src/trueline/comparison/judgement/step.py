@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from trueline.comparison.judgement.values.compared import LIMIT, Compared
 from trueline.comparison.match.align import Alignment
 from trueline.comparison.match.graph_diff import GraphDiff
 from trueline.comparison.result import command_for
+from trueline.judge.recorded.operations import operations_of
 from trueline.judge.recorded.step_values import Call, Value
 from trueline.schema.errors import RunError
 from trueline.schema.site import Site
@@ -163,6 +165,26 @@ class StepRow(NamedTuple):
     def command(self) -> str:
         """The command that prints the call of the value with its call stack."""
         return command_for(self.step.run.path, self.site)
+
+    @property
+    def proof(self) -> tuple[str, ...]:
+        """The command that judges the operation behind the value by itself; none where the Run does not hold its
+        arguments and the numbers that it took.
+        """
+        if self.row.run_value is None or self.step.rank is None:
+            return ()
+        values = self.step.alignment.mine
+        operations = operations_of(values, self.row.run_value.site)
+        arrived = {call.key: call.outs for call in values.calls() if call.phase == "bwd"}
+        needed = [
+            value
+            for call in operations
+            for value in (*call.ins, *arrived.get((call.micro, "bwd", call.name, call.number), ()))
+        ]
+        held = all(call.first.args is not None and "compiled" not in call.first.flags for call in operations)
+        if not needed or not held or any(value.load is None for value in needed):
+            return ()
+        return (shlex.join(["trueline", "trial", "op", self.step.run.path, str(self.site)]),)
 
 
 def step_rows(steps: Iterable[Step]) -> Iterator[StepRow]:

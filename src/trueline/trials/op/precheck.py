@@ -23,6 +23,7 @@ from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 from trueline.trials.frame.trial import Answer, Arm, TrialAnswer
 from trueline.trials.op.judged_call import JudgedCall, judged_call
+from trueline.trials.op.places import calls_at
 from trueline.trials.op.proof import LIMIT
 from trueline.trials.op.recorded_calls import RecordedCall, op_steps, recorded_calls
 
@@ -101,18 +102,20 @@ def precheck(
     device: str,
     step: int | None = None,
     rank: int | None = None,
+    site: str = "",
     benchmark: Mapping[str, Any] | None = None,
     modules: Sequence[str] = (),
     progress: Callable[[str, int, int], None] = lambda api, num_done, num: None,
 ) -> Precheck:
-    """Judge every operation that a step of a Run recorded. ``benchmark`` has the outputs of another machine by key,
-    ``modules`` are those that define operations. Raises ``CannotTell`` where no operation was recorded.
+    """Judge every operation that a step of a Run recorded, with ``site`` those behind it (``places.calls_at``).
+    ``benchmark`` has the outputs of another machine by key, ``modules`` are those that define operations. Raises
+    ``CannotTell`` where no operation was recorded, and ``InputError`` where none is at ``site``.
     """
     calls = [
         call
-        for recorded_step, recorded_rank in op_steps(run, step, rank)
+        for recorded_step, recorded_rank in (() if site else op_steps(run, step, rank))
         for call in recorded_calls(run, step=recorded_step, rank=recorded_rank)
-    ]
+    ] or calls_at(run, site, step=step, rank=rank)
     groups: dict[str, list[RecordedCall]] = {}
     for call in calls:
         groups.setdefault(call.signature, []).append(call)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from trueline.judge.actions import Commands, record_step
 from trueline.judge.recorded.step_values import is_returned
-from trueline.schema.errors import CannotTell, InputError
-from trueline.schema.site import Site
+from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
 _COLUMNS = (
@@ -131,30 +129,6 @@ def recorded_calls(run: Run, *, step: int, rank: int) -> list[RecordedCall]:
         side = calls[key].outputs if is_returned(row["slot"]) else calls[key].inputs
         side.setdefault(row["slot"], RecordedValue(row))
     return list(calls.values())
-
-
-def call_at(run: Run, text: str) -> RecordedCall:
-    """The call at a Site, with or without its slot. Raises ``SiteError`` for a text that is none, ``InputError`` where
-    no operation was recorded there.
-    """
-    site = Site.parse(text if ":" in text.rpartition("#")[2] else f"{text}:out0")
-    matches = [
-        call
-        for call in (recorded_calls(run, step=site.step, rank=site.rank) if site.rank in run.record_ranks else [])
-        if (call.micro, call.name, call.call) == (site.micro, site.name, site.call)
-        and call.phase == ("fwd" if site.phase == "bwd" else site.phase)
-    ]
-    if matches:
-        return matches[0]
-    site_rows = run.records(steps=[site.step], ranks=[site.rank], columns=["name", "kind", "phase", "call"])
-    kinds = {row["kind"] for row in site_rows.to_pylist() if row["name"] == site.name}
-    of_module = "module" in kinds
-    why = f"'{site.name}' is a module there, of whose calls" if of_module else "at it"
-    raise InputError(
-        f"{why.capitalize() if not of_module else why} no operation was recorded in '{run.path}' at '{text}'. Give the "
-        f"site of a call as `trueline info {shlex.quote(run.path)} --site 'fwd/*'` prints it; the presets ops and mix "
-        "record them."
-    )
 
 
 def op_steps(run: Run, step: int | None, rank: int | None) -> Iterator[tuple[int, int]]:

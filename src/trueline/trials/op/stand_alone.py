@@ -18,7 +18,8 @@ from trueline.store.records.tensor_files import TensorFile
 from trueline.trials.frame.trial import Answer, Arm, TrialAnswer
 from trueline.trials.op import proof, recalled
 from trueline.trials.op.judged_call import JudgedCall, judged_call
-from trueline.trials.op.recorded_calls import call_at
+from trueline.trials.op.places import calls_at
+from trueline.trials.op.recorded_calls import RecordedCall
 
 FILES = ("op.py", "expected.json", "inputs.safetensors")
 QUESTION = "Is the error of this operation more than rounding explains?"
@@ -49,18 +50,22 @@ def prove_op(
     seed: int = 0,
     modules: Sequence[str] = (),
 ) -> OpAnswer:
-    """Judge the call at ``site`` on ``device``, and write it to ``folder``; ``modules`` were imported for its operator,
-    and who calls it again needs them. Raises ``SiteError`` and ``InputError`` for a site where no operation was
-    recorded, or a place that cannot be written to.
+    """Judge the call at ``site`` (``places.calls_at``) on ``device``, of several the one that is worst, and write it to
+    ``folder``; ``modules`` were imported for its operator, and who calls it again needs them. Raises ``InputError`` for
+    a site where no operation was recorded, or a place that cannot be written to.
     """
-    call = call_at(run, site)
+    calls = list({call.signature: call for call in reversed(calls_at(run, site))}.values())[::-1]
     require_free(folder, overwrite=overwrite)
-    try:
-        judged = judged_call(run, call, seed=seed)
-        outputs = judged.on(device)
-    except CannotTell as why:
+    judged, outputs, why = _judged(run, calls[0], device, seed)
+    for call in calls[1:]:  # one after the other: the inputs of all of a model may be more than memory has
+        judgement = _judged(run, call, device, seed)
+        if _badness(judgement[1]) > _badness(outputs):
+            judged, outputs, why = judgement
+    if judged is None:
+        call = calls[0]
         says = f"The call of {call.api} at {call.site} cannot be judged: {why}."
         return OpAnswer(_answer("undecided", (says,), device, 0), call.site, {}, ())
+    call = judged.call
     written = write(judged, folder)
     verdicts = [output["verdict"] for output in outputs.values()]
     answer: Answer = "confirmed" if "beyond" in verdicts else "undecided"
@@ -73,7 +78,32 @@ def prove_op(
         next_ = (f"{runs} proves it again, with torch alone: send the folder to whoever maintains the kernel.",)
     if judged.inputs.drawn:
         next_ += ('Record this step with depth = "tensor": what it does may depend on its true inputs.',)
-    return OpAnswer(_answer(answer, _says(judged, outputs), device, 2, next_), call.site, outputs, written)
+    says = _says(judged, outputs)
+    if len(calls) > 1:
+        says = (f"The worst of {len(calls)} operations that '{site}' is of: {call.site}.", *says)
+    return OpAnswer(_answer(answer, says, device, 2, next_), call.site, outputs, written)
+
+
+_ORDER = ("within", "cannot tell", "beyond")
+
+
+def _judged(
+    run: Run, call: RecordedCall, device: str, seed: int
+) -> tuple[JudgedCall | None, dict[str, dict[str, Any]], str]:
+    """The call and its outputs as they are judged, or why they cannot be."""
+    try:
+        judged = judged_call(run, call, seed=seed)
+        return judged, judged.on(device), ""
+    except CannotTell as why:
+        return None, {}, str(why)
+
+
+def _badness(outputs: Mapping[str, Mapping[str, Any]]) -> tuple[int, float]:
+    """By verdict, then by how many times what is expected; below all others where nothing was judged."""
+    return max(
+        ((_ORDER.index(output["verdict"]), output["rel"] / (output["expected"] or 1.0)) for output in outputs.values()),
+        default=(-1, 0.0),
+    )
 
 
 def require_free(folder: Path, *, overwrite: bool) -> None:

@@ -27,7 +27,14 @@ Modules = Annotated[
 
 def command(
     run: Recorded,
-    site: Annotated[str, typer.Argument(metavar="SITE", help="A call, as 120.0/r3/fwd/layers.7.mlp.gelu#0.")],
+    site: Annotated[
+        str,
+        typer.Argument(
+            metavar="SITE",
+            help="A call or value, as `compare` prints it (120.0/r3/fwd/layers.7.mlp.gelu#0:out0); the name of "
+            "a call, parameter or module; or a line (model.py:41).",
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The folder to write.", metavar="DIR")] = Path("trial-op"),
     device: Device = "",
     modules: Modules = None,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 def command(
     run: Recorded,
+    site: Annotated[
+        str, typer.Option(help="Only the operations behind this site, as `trueline trial op` takes it.", metavar="SITE")
+    ] = "",
     device: Device = "",
     benchmark: Annotated[
         Path | None,
@@ -47,7 +50,13 @@ def command(
     has_benchmark = benchmark is not None and benchmark.exists()
     recorded = read_benchmark(benchmark) if has_benchmark and benchmark is not None else {}
     result = _checked(
-        Run(run), device=require_device(device), step=step, rank=rank, benchmark=recorded, modules=modules or ()
+        Run(run),
+        device=require_device(device),
+        step=step,
+        rank=rank,
+        site=site,
+        benchmark=recorded,
+        modules=modules or (),
     )
     written: list[str] = []
     if benchmark is not None and not has_benchmark:

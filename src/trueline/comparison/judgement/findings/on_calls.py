@@ -79,7 +79,7 @@ def _advice(first: StepRow, cause: Cause) -> tuple[str, ...]:
     if cause.reason in _ADVICE:
         return (_ADVICE[cause.reason], command)
     if all(side is not None and side.load is not None for side in (first.row.run_value, first.row.ref_value)):
-        return (command,)
+        return (command, *first.proof)
     record = 'Record the values of this call in both runs: put its name under names in the Plan, and depth = "tensor".'
     # Statistics leave open whether inputs agree, so that more than the computation may differ.
     is_open = cause.by_statistics or cause.unknown

@@ -19,7 +19,8 @@ def update_differs(differing: Sequence[StepRow]) -> Finding:
     """The finding on the first of ``differing`` values, which an update computed."""
     first = differing[0]
     step, arguments = first.step, differing_arguments(*first)
-    why = in_words(cause_of(*first))
+    cause = cause_of(*first)
+    why = in_words(cause)
     claim = f"The update differs from the reference at {first.site} {difference_text(first.row)}; {why}"
     settings = None if step.ref is None else differing_settings(step.run, step.ref)
     setting = setting_of(
@@ -31,7 +32,8 @@ def update_differs(differing: Sequence[StepRow]) -> Finding:
     if setting:
         # The setting ends the sentence on the argument that it makes.
         claim = f"{claim[:-1]}: {setting}."
-    return finding_on("optimizer-differs", "error", claim, [first], advice=(_SAME_PARAM_GROUPS, first.command))
+    advice = (_SAME_PARAM_GROUPS, first.command, *(first.proof if cause.reason == "computation" else ()))
+    return finding_on("optimizer-differs", "error", claim, [first], advice=advice)
 
 
 def _takes_parameter(first: StepRow) -> bool:
