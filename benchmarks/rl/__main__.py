@@ -1,6 +1,7 @@
 """Planted disagreements of rollout engine and trainer: what is found and named, and what healthy loops raise.
 
     python -m benchmarks.rl [--part own|llama|cache|qwen2|twins|learning|quick|drawn|page] [--seeds 20]
+    python -m benchmarks.rl --part causes [--half open|held|twins|page] [--faults FILE] [--model small|large]
 
 Twelve faults with each seed. ``own``: in an engine of our own, 256 words. ``llama``, ``qwen2``: in CTranslate2 with
 256 and 32,768 words; what is inside the engine cannot be planted there, so ``cache`` has it for our own engine at
@@ -8,6 +9,10 @@ Twelve faults with each seed. ``own``: in an engine of our own, 256 words. ``lla
 CTranslate2; ``drawn``: healthy rollouts that are drawn; ``quick``: how many steps a temperature of 0.9 takes. Results
 are kept beside this file, so that it can be interrupted; the page is written of those that are there. Some hours on
 one core; ctranslate2 and transformers are needed.
+
+``causes`` has a page of its own, causes.md: twelve faults that checks may be tried on (``open``), twelve that were set
+aside, which are in a ``FILE`` of their own (``held``), and twelve healthy trainings (``twins``), each in two models, as
+recorded and as imported from a framework's log.
 """
 
 from __future__ import annotations
@@ -26,7 +31,12 @@ LARGE = {"family": "qwen2", "vocabulary": 32_768, "spread": 0.5, "size": 24}
 
 def main() -> None:
     """Measure one part, or all, and write the page."""
-    chosen = arguments(__doc__, part="all", seeds=20).parse_args()
+    chosen = arguments(__doc__, part="all", seeds=20, half="all", faults="", model="all").parse_args()
+    if chosen.part == "causes":
+        from benchmarks.rl.causes import part as causes
+
+        causes.measure_part(chosen.half, chosen.model, chosen.seeds, chosen.faults)
+        return
     for part in PARTS if chosen.part == "all" else (chosen.part,):
         if part != "page":
             _measure(part, range(chosen.seeds))

@@ -74,7 +74,7 @@ def turned(x_BHTK: Tensor, position_T: Tensor) -> Tensor:
     """Rotary embedding, halves as pairs (Su et al., arXiv 2104.09864, as Llama lays it out)."""
     half = x_BHTK.shape[-1] // 2
     rate_K = 10_000.0 ** (-torch.arange(half) / half)
-    angle_TK = position_T[:, None] * rate_K
+    angle_TK = position_T[..., None] * rate_K
     cos, sin = angle_TK.cos().to(x_BHTK.dtype), angle_TK.sin().to(x_BHTK.dtype)
     a, b = x_BHTK[..., :half], x_BHTK[..., half:]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
