@@ -150,10 +150,7 @@ class BeginsTwice(Engine):
 
 class BosTwice(Training):
     engine_class = BeginsTwice
-
-    def told(self, step: int, batch: dict[str, Any]) -> dict[str, Any]:
-        del batch["prompt_ids"]
-        return batch
+    names_prompts = False
 
 
 class TemperatureRaw(Training):

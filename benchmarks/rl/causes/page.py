@@ -29,19 +29,27 @@ engine by hand samples. A mean entropy of 2.0 nats.
 Both engines have a cache, fused matrices and one token at a time; weights are random and move by 3 % a step, \
 everything is in float32 unless a row says otherwise. *Named*: the first cause of the first incident is right. *Open*: \
 it says that the cause cannot be told. *Wrong*: another cause is named. *Nothing*: there is no finding, which of a log \
-may be all that can be said. Bounds are those of Clopper and Pearson with 95 % confidence."""
+may be all that can be said. A healthy lag at which the trainer's log-probabilities are of its own weights is judged \
+as recorded alone, since no log says that it is meant. Bounds are those of Clopper and Pearson with 95 % confidence."""
 SET_ASIDE = """\
 The faults of the second half, of other mechanisms than those of the first, were written down with their right causes \
-before any was judged, and not seen by those who wrote the checks. Each was run once."""
+before any was judged, and not seen by those who wrote the checks: SHA-256 `{digest}` of the file of them was \
+committed before. Each was run once."""
 
 
 def write_page() -> None:
     """causes.md beside the page of the other parts."""
     halves = {half: measure.read(f"causes-{half}") for half in HALVES}
     twins = measure.read("causes-twins")
+    from benchmarks.rl.causes.part import HELD
+
     parts = [head("Causes of a disagreement", command="python -m benchmarks.rl --part causes"), ABOUT]
     if any(halves.values()):
-        parts += ["## In all", _summary(halves), SET_ASIDE if halves["held"] else "The second half was not run yet."]
+        parts += [
+            "## In all",
+            _summary(halves),
+            SET_ASIDE.format(digest=HELD) if halves["held"] else "The second half was not run yet.",
+        ]
     parts += [part for half, own in halves.items() if own for part in (f"## Of {HALVES[half]}", _faults(own))]
     if twins:
         parts += ["## Healthy trainings", _alarms(twins), _twins(twins)]

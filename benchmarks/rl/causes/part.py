@@ -4,12 +4,14 @@ same steps; results are lines of JSON, so that it may be interrupted.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from benchmarks.rl import measure
@@ -22,6 +24,8 @@ from trueline.judge.causes.diagnosis import Diagnosis
 from trueline.rl.batch import rows_of
 from trueline.store.importers.rollout_logs import import_rollouts
 
+HELD = "2ffa62840fd3dc74212c053809c650a0823b0016b83598c4642fb5a0a6f94b5b"
+"""SHA-256 of the file of faults that were set aside, committed before any of them was judged."""
 STEPS = 6
 FORMS = ("verl", "slime")
 """Whose dump is imported, by turns from seed to seed."""
@@ -70,7 +74,7 @@ def judged(fault: Fault, model: str, seed: int, *, twin: bool = False) -> Iterat
         training.run(steps, f"{folder}/record", Dump(f"{folder}/dump", form))
         import_rollouts(f"{folder}/dump", f"{folder}/import", rows_of, version=trueline.__version__)
         of_run = round(time.process_time() - began, 2)
-        for source in ("record", "import"):
+        for source in ("record", "import") if training.in_log else ("record",):
             began = time.process_time()
             said = verdict(trueline.diagnose(f"{folder}/{source}"), fault.causes)
             facts = {"case": fault.name, "model": model, "seed": seed, "source": source}
@@ -118,11 +122,17 @@ def tokens_of(path: str) -> dict[str, Any]:
 
 
 def measure_part(half: str, model: str, num_seeds: int, held: str) -> None:
-    """Both halves and the twins, or one of them; the held one only where its file is named."""
+    """Both halves and the twins, or one of them; the held one only where its file is named, and is as it was when it
+    was set aside.
+    """
     models = ("small", "large") if model == "all" else (model,)
+    beside = Path(__file__).with_name("held.py")  # where the set-aside half is once it was run
+    held = held or (str(beside) if beside.exists() else "")
     if half in ("open", "all"):
         run("open", OPEN, range(num_seeds), models)
     if half in ("held", "all") and held:
+        if hashlib.sha256(Path(held).read_bytes()).hexdigest() != HELD:
+            raise SystemExit(f"'{held}' is not the file that was set aside.")
         run("held", faults_in(held), range(num_seeds), models)
     if half in ("twins", "all"):
         run("twins", TWINS, range(min(num_seeds, TWIN_SEEDS)), models)

@@ -38,6 +38,10 @@ class Training:
     sampling = Sampling()
     declares: dict[str, Any] = {}  # noqa: RUF012  read only
     tools = False
+    names_prompts = True
+    """Whether prompts are recorded: slime's samples have them in any case, as the trainer has them."""
+    in_log = True
+    """Whether a log has what makes it healthy, so that it may be judged from one."""
 
     def __init__(self, model: str, seed: int, *, size: int = 32, length: int = 24) -> None:
         torch.manual_seed(seed)
@@ -65,10 +69,11 @@ class Training:
         for step in range(steps):
             self.hand_over(step)
             batch = self.batch(step)
+            told = {name: value for name, value in batch.items() if self.names_prompts or name != "prompt_ids"}
             if out is not None:
-                trueline.rl.record(step, out=out, **batch)
+                trueline.rl.record(step, out=out, **told)
             if dump is not None:
-                dump.write(step, batch)
+                dump.write(step, batch if dump.form == "slime" else told)
             if out is None and dump is None:
                 self.batches.append(batch)
             self.update(step)
@@ -312,19 +317,19 @@ class Dump:
     def slime(self, step: int, batch: dict[str, Any]) -> dict[str, Any]:
         """``--save-debug-train-data``."""
         samples: list[dict[str, Any]] = []
+        versions = torch.as_tensor(batch["versions"][0]).expand(len(batch["response_ids"]))
         for row, ids in enumerate(batch["response_ids"]):
             ids, mask = torch.as_tensor(ids).tolist(), torch.as_tensor(batch["mask"][row]).tolist()
             length = max((place + 1 for place, sampled in enumerate(mask) if sampled), default=1)
-            prompt = list(batch["prompt_ids"][row]) if "prompt_ids" in batch else [0]
             samples.append(
                 {
-                    "tokens": [*prompt, *ids[:length]],
+                    "tokens": [*batch["prompt_ids"][row], *ids[:length]],
                     "response_lengths": length,
                     "loss_masks": mask[:length],
                     "rollout_log_probs": torch.as_tensor(batch["logp_rollout"][row])[:length].float(),
                     "log_probs": torch.as_tensor(batch["logp_train"][row])[:length].float(),
                     "rewards": float(batch["reward"][row]),
-                    "weight_versions": [str(batch["versions"][0])],
+                    "weight_versions": [str(int(versions[row]))],
                 }
             )
         return {"rollout_id": step, "samples": samples}

@@ -87,10 +87,14 @@ class DeclaredCut(Declared):
 
 class Lag(Training):
     """Rollouts are of the weights of the step before, and lag 1 is declared. The trainer's log-probabilities are at
-    the weights of the rollout, or, with every other seed, at its own, as frameworks compute them before an update.
+    the weights of the rollout, or, with every other seed, at its own, as frameworks compute them before an update: that
+    such a gap is meant no log says.
     """
 
     declares = {"lag": 1}  # noqa: RUF012  read only
+
+    def prepare(self) -> None:
+        self.in_log = self.kind % 2 == 0
 
     def hand_over(self, step: int) -> None:
         if step == 0:
