@@ -89,3 +89,8 @@ def tell_watched() -> None:
 def path_of_restart(run_path: str, restart: str) -> str:
     """Path of start number ``restart`` of the job that the Run at ``run_path`` cannot hold."""
     return f"{run_path}.restart{restart}"
+
+
+def path_of_rollouts(run_path: str) -> str:
+    """Path of the rollouts that a process of the job recorded which trains no model itself, as a driver of Ray."""
+    return f"{run_path}.rollouts"

@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trueline.capture.child_env import path_of_restart
+from trueline.capture.child_env import path_of_restart, path_of_rollouts
 from trueline.judge.no_update import merge_no_update
 from trueline.schema.finding import NO_UPDATE, WATCH_DEGRADED
 from trueline.schema.text.words import counted, named_or_ends
@@ -32,9 +32,12 @@ _AS_BEFORE = (
 
 
 def stamps(run_path: str) -> Stamps:
-    """By place, what identifies a manifest: of the Run at ``run_path``, and of those that restarts left next to it."""
+    """By place, what identifies a manifest: of the Run at ``run_path``, and of those that restarts, and a process that
+    records rollouts alone, left next to it.
+    """
     stamp_by_path: Stamps = {}
-    for path in (run_path, *sorted(glob.glob(path_of_restart(glob.escape(run_path), "*")))):
+    restarts = sorted(glob.glob(path_of_restart(glob.escape(run_path), "*")))
+    for path in (run_path, *restarts, path_of_rollouts(run_path)):
         try:
             manifest = os.stat(Path(path) / "manifest.json")
         except OSError:
@@ -44,7 +47,7 @@ def stamps(run_path: str) -> Stamps:
 
 
 def written(run_path: str, *, before: Stamps) -> list[str]:
-    """The Runs that the command wrote: ``run_path``, and those of restarts next to it; ``before`` is what was there."""
+    """The Runs that the command wrote: ``run_path``, and those next to it; ``before`` is what was there."""
     return [path for path, now in stamps(run_path).items() if before.get(path) != now]
 
 
@@ -116,6 +119,9 @@ def _run(run_path: str, unseen: str = "") -> str:
     except TruelineError as error:
         return str(error)
     next_ = f"Run: {run_path}{_groups_text(run)}. Next: trueline check {shlex.quote(run_path)}"
+    rollouts = run.kept("rollouts")
+    if rollouts and not len(run.steps):
+        return f"recorded {counted(rollouts.table(['step']).num_rows, 'sequence')} of rollouts. {next_}"
     if not any(len(model.steps) for model in models):
         stopped = next((finding.claim for finding in run.live_findings if finding.code == WATCH_DEGRADED), "")
         if stopped or unseen:

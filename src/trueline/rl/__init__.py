@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trueline.rl.syncs import WeightDigest
     from trueline.rl.where import Destination
 
-__all__ = ["close", "digests", "follow_trl", "of_logits", "read_logits", "record", "record_sync"]
+__all__ = ["close", "digests", "follow", "follow_trl", "of_logits", "read_logits", "record", "record_sync"]
 
 RUN = "runs/rollouts"
 """Path of the Run for rollouts that are recorded while no model is watched."""
@@ -138,15 +138,22 @@ def digests(
     return importlib.import_module("trueline.rl.syncs").digests(weights, dtype=dtype)
 
 
-def follow_trl() -> None:
-    """Record the rollouts of TRL's ``GRPOTrainer`` and ``RLOOTrainer`` from now on, as ``record`` would: below
-    ``trueline run`` and with ``TruelineCallback`` that happens by itself. Call it before ``trainer.train()``.
+def follow(*frameworks: str) -> None:
+    """Record the rollouts of TRL, verl, slime, OpenRLHF, NeMo-RL and AReaL from now on, as ``record`` would, in each
+    process that imports one of them: below ``trueline run`` that happens by itself, and of TRL with
+    ``TruelineCallback``. Otherwise call it before training begins; ``frameworks`` names some ("verl") where not all
+    are meant.
 
-    Of each step come ids, masks, what the engine recorded (``sampling_per_token_logps``, where there is a second
-    engine), what the trainer computes at the weights that sampled, entropy, rewards, advantages and groups; of large
-    batches, whole groups, others each time. Training does not change, and what fails is said once.
+    Of each step come ids, masks, what the engine recorded, what the trainer computes at the weights that sampled, and
+    what else the framework has of entropy, rewards, advantages, groups, versions and experts; of large batches, whole
+    groups, others each time. Training does not change, and what fails is said once.
     """
-    importlib.import_module("trueline.rl.trl").follow(record)
+    importlib.import_module("trueline.rl.frameworks").follow(record, frameworks)
+
+
+def follow_trl() -> None:
+    """Record the rollouts of TRL's ``GRPOTrainer`` and ``RLOOTrainer``: ``follow("trl")``."""
+    follow("trl")
 
 
 def close() -> None:
@@ -160,7 +167,8 @@ def close() -> None:
 def _destination(path: str) -> Destination:
     if path not in _destinations:
         where = importlib.import_module("trueline.rl.where")
-        _destinations[path] = where.Destination(_open_run)
+        # where a path was given it is meant for these rows, whatever else is watched later
+        _destinations[path] = where.Destination(_open_run, waits=path == RUN)
     return _destinations[path]
 
 

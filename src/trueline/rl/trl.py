@@ -10,37 +10,17 @@ B sequences of one rank, P prompt tokens, L response tokens, F reward functions.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from trueline.capture.model import patches
-from trueline.capture.model.patches import Patch, calling
-from trueline.schema.safe_logger import SafeLogger
-from trueline.schema.text.reading import why
-
-_log = SafeLogger()
-
-TRAINERS: Mapping[str, str] = {
-    "trl.trainer.grpo_trainer": "GRPOTrainer",
-    "trl.trainer.rloo_trainer": "RLOOTrainer",
-}
-"""Modules of TRL, and the trainers that they have."""
-
-TOKENS = 2**15
-"""Most response tokens that are recorded of one generation of the job, at their greatest length, but one group at
-least: some 600 KB.
-"""
+from trueline.rl import frameworks
+from trueline.rl.frameworks import TOKENS, Record
 
 _KEY = "trueline"
 _COARSEST = ("float32", "float16", "bfloat16")
-_followed: WeakSet[Any] = WeakSet()
-_Unseen = torch._C.DisableTorchFunction
-"""Context in which our own calls of torch are no part of the step."""
 
 
 class ScoredSequences(NamedTuple):
@@ -54,47 +34,25 @@ class ScoredSequences(NamedTuple):
     generated: Tensor
 
 
-def follow(record: Callable[..., Any]) -> None:
-    """Record the rollouts of trainers of TRL with ``record`` (``trueline.rl.record``): of classes imported now,
-    or when an optimizer is made. What fails is said once, and training goes on.
-    """
-
-    def put_on(*args: Any, **kwargs: Any) -> None:
-        for module, name in TRAINERS.items():
-            trainer = getattr(sys.modules.get(module), name, None)
-            if trainer is not None and trainer not in _followed:
-                _followed.add(trainer)
-                Follower(trainer, record).install()
-
-    put_on()
-    patches.optimizer_init.add(put_on, after=True)
-
-
-class Follower:
+class Follower(frameworks.Follower):
     """Wraps the methods of one class of trainers."""
 
-    def __init__(self, trainer_class: Any, record: Callable[..., Any]) -> None:
-        self._class, self._record = trainer_class, record
-        self._leaves_one_out = trainer_class.__name__ == "RLOOTrainer"
+    framework = "TRL"
+
+    def __init__(self, owner: Any, record: Record) -> None:
+        super().__init__(owner, record)
+        self._leaves_one_out = owner.__name__ == "RLOOTrainer"
         self._rewards: Tensor | None = None
         self._computed: tuple[Tensor, Tensor | None] | None = None
         self._num_generations = 0
-        self._failed = False
 
-    def install(self) -> None:
-        """Wrap them, where they are those that are known."""
-        wrapped = {
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        return {
             "_calculate_rewards": self._scores,
             "_generate_and_score_completions": self._generates,
             "_get_per_token_logps_and_entropies": self._computes,
             "compute_loss": self._trains,
         }
-        missing = [name for name in wrapped if not hasattr(self._class, name)]
-        if missing:
-            self._fails(f"{self._class.__name__} of this TRL has no {missing[0]}")
-            return
-        for name, call in wrapped.items():
-            Patch(self._class, name, calling(call)).install()
 
     # -- around the methods of the trainer -----------------------------------------------------------------------------
 
@@ -105,13 +63,12 @@ class Follower:
     def _generates(self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = original(trainer, *args, **kwargs)
         # TRL shuffles all tensors of the outputs alike: one more among them says later which sequence is which.
-        if trainer.model.training and not self._failed:
-            try:
-                with _Unseen():
-                    outputs[_KEY] = torch.stack(self._score_sequences(trainer, len(outputs["completion_ids"])), 1)
-            except Exception as error:
-                self._fails(f"{type(error).__name__}: {why(error)}")
+        if trainer.model.training:
+            self.try_to(self._mark, trainer, outputs)
         return outputs
+
+    def _mark(self, trainer: Any, outputs: dict[str, Any]) -> None:
+        outputs[_KEY] = torch.stack(self._score_sequences(trainer, len(outputs["completion_ids"])), 1)
 
     def _computes(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         computed = original(*args, **kwargs)
@@ -125,18 +82,10 @@ class Follower:
         scored = inputs.pop(_KEY, None) if isinstance(inputs, dict) else None
         self._computed = None
         loss = original(trainer, model, inputs, *args, **kwargs)
-        if scored is not None and not self._failed:
-            try:
-                with _Unseen():
-                    self._keep(trainer, inputs, ScoredSequences(*scored.unbind(1)))
-            except Exception as error:
-                self._fails(f"{type(error).__name__}: {why(error)}")
+        if scored is not None:
+            self.try_to(self._keep, trainer, inputs, scored)
         self._computed = None
         return loss
-
-    def _fails(self, says: str) -> None:
-        self._failed = True
-        _log.warning("trueline: the rollouts of TRL are not recorded: %s. Training goes on.", says.rstrip("."))
 
     # -- what is recorded ----------------------------------------------------------------------------------------------
 
@@ -164,15 +113,16 @@ class Follower:
     def _by_groups(self, trainer: Any) -> bool:
         """True if advantages are rewards less the mean of their group, but for a positive factor."""
         is_unchanged = all(
-            getattr(type(trainer), name) is getattr(self._class, name)
+            getattr(type(trainer), name) is getattr(self._owner, name)
             for name in ("_generate_and_score_completions", "_prepare_inputs", "_calculate_rewards")
         )
         if self._leaves_one_out:
             return is_unchanged and trainer.beta == 0.0
         return is_unchanged and getattr(trainer, "multi_objective_aggregation", "") == "sum_then_normalize"
 
-    def _keep(self, trainer: Any, inputs: Mapping[str, Any], scored: ScoredSequences) -> None:
+    def _keep(self, trainer: Any, inputs: Mapping[str, Any], marks: Tensor) -> None:
         """Record a micro-batch of which the loss was just computed."""
+        scored = ScoredSequences(*marks.unbind(1))
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         rows = (scored.is_recorded.bool() & mask.any(1).cpu()).nonzero()[:, 0]
         if not len(rows):
@@ -220,3 +170,14 @@ def _declared(trainer: Any, *, sampled: bool) -> dict[str, Any]:
     if not sampled or getattr(trainer, "use_vllm", False):
         declared["engine"] = "vllm" if getattr(trainer, "use_vllm", False) else "transformers"
     return declared
+
+
+class _Grpo(Follower):
+    owner = "GRPOTrainer"
+
+
+class _Rloo(Follower):
+    owner = "RLOOTrainer"
+
+
+FOLLOWERS: Mapping[str, type[Follower]] = {"trl.trainer.grpo_trainer": _Grpo, "trl.trainer.rloo_trainer": _Rloo}

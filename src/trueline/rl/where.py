@@ -24,10 +24,12 @@ OpenRun = Callable[[str, int], Sink]
 
 
 class Destination:
-    """Takes rows, and never raises for what befalls them: a warning says it once, and training goes on."""
+    """Takes rows, and never raises for what befalls them: a warning says it once, and training goes on. Below
+    ``trueline run`` they wait for a model that is watched if it ``waits``.
+    """
 
-    def __init__(self, open_run: OpenRun) -> None:
-        self._open_run = open_run
+    def __init__(self, open_run: OpenRun, *, waits: bool = True) -> None:
+        self._open_run, self._waits = open_run, waits
         self._lock = threading.Lock()
         self._own_sink: Sink | None = None
         self._waiting: list[TableRows] = []
@@ -94,7 +96,7 @@ class Destination:
     def _take(self, rows: TableRows, path: str) -> None:
         """Below ``trueline run`` a model is watched from its first call on: what comes before is held until then."""
         self._waiting.append(rows)
-        waits = self._own_sink is None and child_env.RUN in os.environ and watch.watched_sink() is None
+        waits = self._waits and self._own_sink is None and child_env.RUN in os.environ and watch.watched_sink() is None
         if not waits or len(self._waiting) > MAX_WAITING:
             self._hand_on(self._sink(path))
         elif not self._path:

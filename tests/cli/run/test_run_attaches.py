@@ -22,7 +22,7 @@ def test_it_attaches_once_though_torch_was_asked_for_before(tmp_path):
         "trueline/__init__.py": "watch = None",
         "trueline/capture/__init__.py": "",
         "trueline/capture/launch.py": "def attach(watch): print('attached')",
-        "trueline/rl.py": "def follow_trl(): print('following')",
+        "trueline/rl.py": "def follow(): print('following')",
     }.items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ The trainer here has the names of TRL 1.16 and shuffles as it does; the real one
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import sys
@@ -15,8 +16,7 @@ import torch
 
 import trueline
 from trueline import rl
-from trueline.capture.model import patches
-from trueline.rl import trl
+from trueline.rl import frameworks, imported
 
 PROMPTS, GROUP, LENGTH = 4, 2, 3
 SIZE = PROMPTS * GROUP
@@ -93,11 +93,9 @@ def trainer_class(monkeypatch, tmp_path):
     module.GRPOTrainer = type("GRPOTrainer", (Trainer,), {n: v for n, v in vars(Trainer).items() if n[:2] != "__"})
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)
-    listeners = patches.optimizer_init._after
-    before = listeners._entries
     yield module.GRPOTrainer
     rl.close()
-    listeners._entries = before
+    imported._finder.waiting.clear()
 
 
 def rows():
@@ -147,22 +145,30 @@ def test_sequences_that_are_trained_on_again_are_recorded_once(trainer_class):
     assert len(rows()) == SIZE
 
 
-def test_a_class_that_is_there_when_an_optimizer_is_made_is_followed_once(trainer_class, monkeypatch):
-    module = sys.modules["trl.trainer.grpo_trainer"]
-    monkeypatch.delitem(sys.modules, module.__name__)
+def test_a_class_that_is_imported_later_is_followed_once(trainer_class, monkeypatch, tmp_path):
+    name = "trl.trainer.grpo_trainer"
+    monkeypatch.delitem(sys.modules, name)
+    for folder in ("trl", "trl/trainer"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "trl/trainer/grpo_trainer.py").write_text("from tests.unit.rl.test_trl import Trainer\n")
+    with (tmp_path / "trl/trainer/grpo_trainer.py").open("a") as file:
+        file.write("names = {n: v for n, v in vars(Trainer).items() if n[:2] != '__'}\n")
+        file.write("GRPOTrainer = type('GRPOTrainer', (Trainer,), names)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     rl.follow_trl()
     rl.follow_trl()
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    for _ in range(2):
-        torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
-    trainer_class().train()
+    module = importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    module.GRPOTrainer().train()
     assert len(rows()) == SIZE
-    assert not hasattr(trainer_class.compute_loss.__wrapped__, "__wrapped__")
+    assert not hasattr(module.GRPOTrainer.compute_loss.__wrapped__, "__wrapped__")
+    assert type(module.__spec__.loader).__module__.startswith("_frozen_importlib")
 
 
 def test_of_large_batches_whole_groups_are_kept_others_each_time(trainer_class):
     rl.follow_trl()
-    trainer_class(micro_batches=1, max_length=trl.TOKENS // GROUP // 2).train(generations=2)
+    trainer_class(micro_batches=1, max_length=frameworks.TOKENS // GROUP // 2).train(generations=2)
     kept = [sorted(row["group"] for row in rows() if row["step"] == step) for step in (0, 1)]
     assert kept == [[0, 0, 2, 2], [1, 1, 3, 3]]
 

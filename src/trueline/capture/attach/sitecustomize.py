@@ -54,14 +54,14 @@ def _attach():
     else:
         import trueline
         from trueline.capture.launch import attach
-        from trueline.rl import follow_trl
+        from trueline.rl import follow
 
         if os.environ.get("TRUELINE_CHANGES"):
             from trueline.capture.trial.changes import install
 
             install()
         attach(trueline.watch)
-        follow_trl()
+        follow()
 
 
 def _chain():

@@ -6,11 +6,12 @@ What a file is, is seen from what it holds:
   whole sequence, 0 where nothing was generated);
 - JSON lines, or the ``log_history`` of a ``trainer_state.json``, of means a step (verl's file logger: ``step``,
   ``data``; TRL; OpenRLHF);
-- a file of ``torch.save`` or safetensors with tensors of a batch (the tensors of verl's ``DataProto``, OpenRLHF's
-  experiences, TRL's inputs), or with a list of ``samples`` (slime's ``--save-debug-train-data``; what that lacks of the
-  engine's is in the file of the same name of ``--save-debug-rollout-data``, in the folder ``rollout_data`` beside it).
+- verl's ``DataProto.save_to_disk``, or a ``TensorDict`` (see ``data_proto``);
+- a file of ``torch.save`` or safetensors with tensors of a batch (OpenRLHF's experiences, TRL's inputs), or with a
+  list of ``samples`` (slime's ``--save-debug-train-data``; what that lacks of the engine's is in the file of the same
+  name of ``--save-debug-rollout-data``, in the folder ``rollout_data`` beside it).
 
-Nothing in a file is executed: a pickled object, as of ``DataProto.save_to_disk``, is refused.
+Nothing in a file is executed: other pickled objects are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from trueline.schema.errors import InputError
 from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.text.reading import reading, shortened
 from trueline.schema.text.words import counted
-from trueline.store.importers import safetensors, torch_files
+from trueline.store.importers import data_proto, safetensors, torch_files
 from trueline.store.importers.target import new_run, require_free
 
 RowsOf = Callable[[int, Mapping[str, Any], Mapping[str, Any] | None], TableRows]
@@ -45,7 +46,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "entropy": ("entropys", "entropies", "entropy"),
     "varentropy": ("varentropys", "varentropy"),
     "reward": ("token_level_scores", "rewards", "reward"),
-    "version_rollout": ("version_rollout", "rollout_version"),
+    "version_rollout": ("version_rollout", "rollout_version", "min_global_steps"),
     "version_train": ("version_train", "train_version"),
 }
 """Columns by the names that verl, TRL, OpenRLHF and slime have for them, the first that is there."""
@@ -254,6 +255,12 @@ def _of_batch(content: Mapping[str, Any]) -> dict[str, Any]:
         value = next((content[name] for name in names if content.get(name) is not None), None)
         if value is not None:
             columns[column] = value
+    whole, prompts = content.get("attention_mask"), columns.get("prompt_ids")
+    if whole is not None and prompts is not None:
+        # verl pads prompts on the left
+        columns["prompt_ids"] = [
+            np.asarray(ids)[np.asarray(mask)[: len(ids)] != 0] for ids, mask in zip(prompts, whole, strict=True)
+        ]
     if "reward" in columns:
         array = np.asarray(columns["reward"])
         # frameworks put the reward of a sequence on its last token
@@ -300,7 +307,7 @@ def _read_arrays(path: str) -> Mapping[str, Any]:
     """The tensors of a file as arrays, by name."""
     if path.endswith(safetensors.SUFFIX):
         return {weight.name: _plain(weight.load()) for weight in safetensors.read_file(path)}
-    content = torch_files.read_file(path)
+    content = data_proto.read_batch(path) or torch_files.read_file(path)
     if isinstance(content, Mapping) and isinstance(content.get("batch"), Mapping):
         content = content["batch"]
     return {str(name): _plain(value) for name, value in content.items()} if isinstance(content, Mapping) else {}

@@ -5,6 +5,7 @@ write; none comes from a real training.
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,9 @@ import trueline
 from trueline.rl.batch import rows_of
 from trueline.schema.errors import InputError, RunError
 from trueline.store.importers.rollout_logs import import_rollouts
+
+WRITTEN = Path(__file__).parents[3] / "data" / "rl"
+"""Files that the code of frameworks wrote; each ``make_*.py`` there says which, and makes them again."""
 
 
 def _imported(source: Path, tmp_path: Path) -> list[dict]:
@@ -83,6 +87,54 @@ def test_tensors_of_a_batch_of_verl_are_taken_by_their_names(tmp_path: Path) -> 
     first, second = _imported(tmp_path / "batch_7.pt", tmp_path)
     assert (first["step"], first["response_ids"], first["reward"]) == (7, [0, 1, 2], 1.0)
     assert second["logp_train"] == pytest.approx((logp[1, :2] + 0.5).tolist())
+
+
+@pytest.mark.parametrize("name", ["verl_batch_3.pt", "verl_tensordict_3.pt"])
+def test_a_batch_that_verl_saved_itself_is_read(tmp_path: Path, name: str) -> None:
+    """The files are of verl 0.9.1: tests/data/rl/make_verl.py."""
+    rows = _imported(WRITTEN / name, tmp_path)
+    assert [(row["step"], len(row["prompt_ids"]), len(row["response_ids"])) for row in rows] == [
+        *((3, 1, 5), (3, 3, 3), (3, 3, 5), (3, 3, 5))
+    ]
+    for index, row in enumerate(rows):
+        assert row["response_ids"][0] == 5 * index
+        assert row["reward"] == index
+        diff = np.subtract(row["logp_rollout"], row["logp_train"])
+        np.testing.assert_allclose(diff, 0.25, atol=1e-6)
+    assert {row["version_rollout"] for row in rows} == ({2} if "batch" in name else {None})
+
+
+def test_metrics_that_verl_logged_itself_are_read(tmp_path: Path) -> None:
+    (row,) = _imported(WRITTEN / "verl_metrics.jsonl", tmp_path)
+    assert row["step"] == 3
+    assert row["mean_diff"] == pytest.approx(0.25, abs=1e-6)
+    assert row["mean_k3"] == pytest.approx(np.exp(-0.25) - 1 + 0.25, abs=1e-6)
+
+
+def test_texts_that_verl_dumps_are_refused_with_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing of rollouts: no log-probabilities"):
+        _imported(WRITTEN / "verl_generations", tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.9])
+def test_a_batch_of_verl_that_was_cut_off_is_refused(tmp_path: Path, kept: float) -> None:
+    whole = (WRITTEN / "verl_batch_3.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(InputError, match="Copy it again"):
+        _imported(tmp_path / "cut.pt", tmp_path)
+
+
+def test_nothing_that_a_batch_of_verl_names_is_called(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple:
+            return (eval, (f"open({str(tmp_path / 'ran')!r}, 'w')",))
+
+    whole = pickle.dumps({"verl.protocol": Evil()})
+    (tmp_path / "evil.pt").write_bytes(whole)
+    with pytest.raises(InputError, match="eval"):
+        _imported(tmp_path / "evil.pt", tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_pickled_object_is_refused_in_one_sentence(tmp_path: Path) -> None:
