@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from benchmarks.rl.causes import part
+from benchmarks.rl import measure
+from benchmarks.rl.causes import page, part
 from benchmarks.rl.causes.faults import OPEN
 from benchmarks.rl.causes.twins import TWINS
 
@@ -26,3 +29,28 @@ def test_a_fault_of_each_model_is_judged_as_recorded_and_as_imported(
 def test_there_are_twelve_of_each_and_each_fault_has_a_cause() -> None:
     assert len(OPEN) == len(TWINS) == len({twin.name for twin in TWINS}) == 12
     assert all(fault.causes for fault in OPEN)
+
+
+def _result(case: str, source: str, cause: str) -> dict[str, Any]:
+    facts = {"case": case, "model": "small", "seed": 0, "source": source, "cause": cause, "said": "other", "found": []}
+    more = {"says": case, "causes": ["right"], "from": "", "steps": 6, "tokens": 600, "mean_abs_diff": 0.1}
+    return facts | more
+
+
+def test_the_page_has_both_halves_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {
+        "causes-open": [_result("one", "record", "named"), _result("two", "record", "wrong")],
+        "causes-held": [_result("three", "record", "named"), _result("three", "import", "open")],
+    }
+    written: list[str] = []
+    monkeypatch.setattr(measure, "read", lambda name: lines.get(name, []))
+    monkeypatch.setattr(page, "write", lambda *parts, **_: written.extend(parts))
+    page.write_page()
+    text = "\n".join(written)
+    assert "| recorded | the open half | both | 2 | 50.0 % | 0 | 1 | 0 | 2.5 % | 97.47 % | 1 of 2 |" in text
+    assert "| recorded | the half that was set aside | both | 1 | 100.0 % | 0 | 0 | 0 |" in text
+    assert "| imported | the half that was set aside | both | 1 | 0.0 % | 1 | 0 | 0 |" in text
+    assert part.HELD in text
+    lines["causes-held"] = []
+    page.write_page()
+    assert "The second half was not run yet." in "\n".join(written)
