@@ -27,6 +27,10 @@ _log = SafeLogger()
 MODULES: Mapping[str, tuple[str, ...]] = {
     "trl": ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"),
     "verl": ("verl.trainer.ppo.ray_trainer", "verl.trainer.ppo.v1.trainer_base"),
+    "slime": ("slime.observability.train_data_utils",),
+    "openrlhf": ("openrlhf.trainer.ppo_trainer",),
+    "nemo_rl": ("nemo_rl.utils.logger",),
+    "areal": ("areal.trainer.ppo.actor",),
 }
 """By framework, whose followers are in the module of that name here, the modules of its that are waited for."""
 
@@ -115,20 +119,31 @@ class Follower:
         self._failed = True
         self.fails_for(says)
 
+    def record(self, step: int, columns: Mapping[str, Any], sampling: Mapping[str, Any]) -> bool:
+        """Record a batch; whether that was done."""
+        # what this version of the framework has not is no column
+        present = {name: value for name, value in columns.items() if value is not None}
+        return self._record(step, **present, sampling=sampling, **self._destination())
+
+    def _destination(self) -> dict[str, str]:
+        """Where to, if not where the model's Run goes."""
+        return {}
+
 
 class DriverFollower(Follower):
     """Of a process that trains no model itself: what it records is a Run beside that of the job, at once, as Ray ends
     its processes without their last words.
     """
 
-    def record(self, step: int, columns: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
-        """Record a batch."""
-        run_path = os.environ.get(child_env.RUN, "")
-        out = {"out": child_env.path_of_rollouts(run_path)} if run_path else {}
-        # what this version of the framework has not is no column
-        present = {name: value for name, value in columns.items() if value is not None}
-        if self._record(step, **present, sampling=sampling, **out) and run_path:
+    def record(self, step: int, columns: Mapping[str, Any], sampling: Mapping[str, Any]) -> bool:
+        is_recorded = super().record(step, columns, sampling)
+        if is_recorded:
             child_env.tell_watched()
+        return is_recorded
+
+    def _destination(self) -> dict[str, str]:
+        run_path = os.environ.get(child_env.RUN, "")
+        return {"out": child_env.path_of_rollouts(run_path)} if run_path else {}
 
 
 def pick(groups_B: Sequence[Hashable], length: int, turn: int) -> list[int]:
@@ -159,3 +174,11 @@ def scalar_of(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[float]:
         alike = len(sampled) > 0 and bool((sampled == sampled[0]).all())
         scalars.append(float(sampled[0]) if alike else float("nan"))
     return scalars
+
+
+def as_array(value: Any) -> Any:
+    """A tensor of any dtype and device in host memory; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach()
+    return (value.float() if value.is_floating_point() else value).cpu().numpy()

@@ -31,6 +31,7 @@ from trueline.schema.errors import InputError
 from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.text.reading import reading, shortened
 from trueline.schema.text.words import counted
+from trueline.schema.whole_sequences import cut_to_responses
 from trueline.store.importers import data_proto, safetensors, torch_files
 from trueline.store.importers.target import new_run, require_free
 
@@ -121,7 +122,9 @@ def _tables(path: str, rows_of: RowsOf, notes: list[str]) -> Iterator[TableRows]
         lines = _json_lines(path)
         sequences = [line for line in lines if "generation_logprobs" in line and "prev_logprobs" in line]
         if sequences:
-            yield rows_of(step, _of_nemo_rl(sequences), None)
+            columns = _of_nemo_rl(sequences)
+            if "logp_train" in columns:
+                yield rows_of(step, columns, None)
         else:
             tables = [_means_of(line, index) for index, line in enumerate(lines)]
             lacking = [index for index, line in enumerate(lines) if tables[index] is None and _names_means(line)]
@@ -138,6 +141,8 @@ def _tables(path: str, rows_of: RowsOf, notes: list[str]) -> Iterator[TableRows]
     if samples:
         columns = _of_slime(samples, _sampled_for(path, samples))
         step = int(content.get("rollout_id", step))
+    elif all(name in content for name in ("input_ids", "logprobs", "prox_logp", "loss_mask")):
+        columns = _of_areal(content)
     else:
         columns = _of_batch(content)
     if "logp_rollout" in columns and "logp_train" in columns:
@@ -175,24 +180,22 @@ def _json_lines(path: str) -> list[dict[str, Any]]:
 
 def _of_nemo_rl(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Log-probabilities over prompt and response; a token counts where the engine generated it."""
-    columns: dict[str, Any] = {"logp_rollout": [], "logp_train": [], "mask": [], "response_ids": [], "reward": []}
-    for line in lines:
-        rollout, train = (
-            np.ravel(np.asarray(line[name], dtype=np.float64)) for name in ("generation_logprobs", "prev_logprobs")
-        )
-        mask = line.get("token_loss_mask")
-        # NeMo-RL has 0 where the engine generated nothing
-        sampled = rollout != 0 if mask is None else np.ravel(np.asarray(mask)) != 0
-        first = int(np.argmax(sampled)) if sampled.any() else 0
-        columns["logp_rollout"].append(rollout[first:])
-        columns["logp_train"].append(train[first:])
-        columns["mask"].append(sampled[first:].astype(int))
-        ids = line.get("token_ids")
-        columns["response_ids"].append(None if ids is None else np.ravel(np.asarray(ids))[first:])
-        columns["reward"].append(_number(line.get("rewards")))
-    if all(ids is None for ids in columns["response_ids"]):
-        del columns["response_ids"]
-    return columns
+    names = ("token_ids", "generation_logprobs", "prev_logprobs", "token_loss_mask")
+    rewards = [_number(line.get("rewards")) for line in lines]
+    # each line holds a batch of one
+    sequences = (tuple(line.get(name) for name in names) for line in lines)
+    return cut_to_responses(sequences) | {"reward": rewards}
+
+
+def _of_areal(content: Mapping[str, Any]) -> dict[str, Any]:
+    """As AReaL has a batch before advantages: ``prox_logp`` stands at the token before."""
+    names = ("input_ids", "logprobs", "prox_logp", "loss_mask")
+    ids, rollout, prox, mask = (np.asarray(content[name]) for name in names)
+    columns = cut_to_responses(zip(ids, rollout, np.roll(prox, 1, axis=-1), mask, strict=True))
+    if content.get("versions") is not None:
+        versions = np.where(mask != 0, np.asarray(content["versions"]), np.iinfo(np.int64).max)
+        columns["version_rollout"] = list(versions.min(axis=-1))
+    return columns | {"reward": np.asarray(content["rewards"])} if "rewards" in content else columns
 
 
 def _samples_in(content: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

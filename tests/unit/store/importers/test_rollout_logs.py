@@ -117,6 +117,48 @@ def test_texts_that_verl_dumps_are_refused_with_what_is_missing(tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
+def test_what_slime_dumped_itself_is_read(tmp_path: Path) -> None:
+    """The files are of slime 624b824: tests/data/rl/make_slime.py."""
+    rows = _imported(WRITTEN / "slime", tmp_path)
+    assert [(row["step"], row["prompt_ids"], row["reward"]) for row in rows] == [
+        (3, [1, 2, 3], 0.0),
+        (3, [2, 2, 3], 1.0),
+    ]
+    for index, row in enumerate(rows):
+        assert row["response_ids"] == list(range(10 * index, 10 * index + 4))
+        assert row["mask"] == [1, 1, 0, 1]
+        np.testing.assert_allclose(np.subtract(row["logp_rollout"], row["logp_train"]), 0.25, atol=1e-6)
+
+
+def test_what_nemo_rl_logged_itself_is_read(tmp_path: Path) -> None:
+    """The files are of NeMo-RL 7ea279a: tests/data/rl/make_nemo_rl.py."""
+    rows = _imported(WRITTEN / "nemo_rl", tmp_path)
+    assert [(row["step"], row["prompt_ids"], row["reward"]) for row in rows] == [
+        (4, [1, 2, 3], 0.0),
+        (4, [8, 9, 10], 1.0),
+    ]
+    assert [row["response_ids"] for row in rows] == [[4, 5, 6, 7], [11, 12, 13]]
+    for row in rows:
+        np.testing.assert_allclose(np.subtract(row["logp_rollout"], row["logp_train"]), 0.25, atol=1e-6)
+
+
+def test_a_pass_that_nemo_rl_skipped_is_no_evidence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no log-probabilities of both sides"):
+        _imported(WRITTEN / "nemo_rl_skipped", tmp_path)
+
+
+def test_tensors_of_areal_are_aligned(tmp_path: Path) -> None:
+    ids, mask = torch.arange(10).view(2, 5), torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 0]])
+    rollout = -torch.rand(2, 5) * mask
+    batch = {"input_ids": ids, "loss_mask": mask, "logprobs": rollout, "prox_logp": (rollout - 0.25 * mask).roll(-1, 1)}
+    torch.save(batch | {"versions": torch.where(mask > 0, 7, -1), "rewards": torch.ones(2)}, tmp_path / "batch_2.pt")
+    rows = _imported(tmp_path / "batch_2.pt", tmp_path)
+    assert [(row["prompt_ids"], row["response_ids"]) for row in rows] == [([0, 1], [2, 3, 4]), ([5], [6, 7, 8])]
+    assert [row["version_rollout"] for row in rows] == [7, 7]
+    for row in rows:
+        np.testing.assert_allclose(np.subtract(row["logp_rollout"], row["logp_train"]), 0.25, atol=1e-6)
+
+
 @pytest.mark.parametrize("kept", [0.3, 0.9])
 def test_a_batch_of_verl_that_was_cut_off_is_refused(tmp_path: Path, kept: float) -> None:
     whole = (WRITTEN / "verl_batch_3.pt").read_bytes()
