@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 
 class Made:
     """Logits [B, L, V] of the trainer at each step, ``scale`` large, and of the engine: these plus an error of size
-    ``error``. Where a cut is ``reproduced``, the trainer computes within it.
+    ``error``, one for all or an array. Where a cut is ``reproduced``, the trainer computes within it.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class Made:
         size: int = 16,
         length: int = 24,
         words: int = 50,
-        error: float = 1e-6,
+        error: float | Floats = 1e-6,
         scale: float = 2.0,
         reproduced: bool = False,
         seed: int = 0,

@@ -153,6 +153,8 @@ class Training:
             "entropy": told.entropy,
             "varentropy": told.varentropy,
             "mass_above": told.mass_above,
+            "top_train": told.top_train,
+            "logp_top": told.logp_top,
             "odds_rollout": sampled.odds,
             "odds_train": torch.where(told.odds.isfinite(), told.odds, math.nan),
             "versions": self.versions(step),

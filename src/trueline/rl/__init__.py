@@ -49,8 +49,9 @@ def record(
     ``versions`` are those of the weights of engine and trainer, of each sequence or of all. ``sampling`` is what was
     declared: ``temperature``, ``top_p``, ``top_k``, ``lag`` (versions that rollouts may be behind), ``dtype`` (the
     coarser of both sides), ``engine``. ``more`` are further columns of the table: ``logp_update``, ``odds_rollout`` and
-    ``odds_train``, ``mass_above``, ``train_prompt_ids``, ``train_response_ids``, ``reward``, ``reward_again``,
-    ``advantage``, ``group``.
+    ``odds_train``, ``mass_above``, ``top_train`` and ``logp_top`` (the token that the trainer thinks likeliest, and its
+    log-probability), ``train_prompt_ids``, ``train_response_ids``, ``reward``, ``reward_again``, ``advantage``,
+    ``group``.
 
     Returns whether the rows were kept. It never raises: what does not fit is left out with a note, and a warning says
     once what could not be written.
@@ -59,7 +60,7 @@ def record(
     def rows() -> Any:
         batch = importlib.import_module("trueline.rl.batch")
         errors = importlib.import_module("trueline.schema.errors")
-        columns = {*batch.TOKEN_COLUMNS, *batch.ID_COLUMNS, *batch.SCALAR_COLUMNS}
+        columns = {*batch.TOKEN_COLUMNS, *batch.RESPONSE_IDS, *batch.ID_COLUMNS, *batch.SCALAR_COLUMNS}
         unknown = sorted(set(more) - columns)
         if unknown:
             raise errors.InputError(
@@ -100,8 +101,8 @@ def record_sync(
 def of_logits(
     logits: torch.Tensor, ids: torch.Tensor, *, temperature: float = 1.0, pair: torch.Tensor | None = None
 ) -> TokenStatistics:
-    """Log-probability, entropy, varentropy, mass above and log-odds of tokens ``ids`` [...] under ``logits`` [..., V],
-    in float32 and without gradient: see ``trueline.rl.logits``.
+    """Log-probability, entropy, varentropy, mass above, log-odds of tokens ``ids`` [...] under ``logits`` [..., V], and
+    the likeliest token, in float32 and without gradient: see ``trueline.rl.logits``.
     """
     return importlib.import_module("trueline.rl.logits").of_logits(logits, ids, temperature=temperature, pair=pair)
 
@@ -122,10 +123,10 @@ def read_logits(
     has to be whole. Where the model changes logits after this layer (soft-capping, scaling), pass the model, whose
     output has ``logits``. ``temperature`` divides them; ``pair`` [B, L, 2] as of ``of_logits``.
 
-    ``logp``, ``entropy``, ``varentropy``, ``mass_above``, ``odds`` [B, L] float32 and ``top`` [B, L, 2] int64 are there
-    when the block ends, None where not all logits were seen, which a warning says. At most 1,024 distributions are
-    held beside the logits; neither these nor gradients change. Raises ``InputError`` for what is no module, or ids of
-    another shape; never in the forward pass.
+    ``logp``, ``entropy``, ``varentropy``, ``mass_above``, ``odds``, ``logp_top`` [B, L] float32, ``top_train`` [B, L]
+    and ``top`` [B, L, 2] int64 are there when the block ends, None where not all logits were seen, which a warning
+    says. At most 1,024 distributions are held beside the logits; neither these nor gradients change. Raises
+    ``InputError`` for what is no module, or ids of another shape; never in the forward pass.
     """
     reading = importlib.import_module("trueline.rl.logits_hook")
     return reading.ReadLogits(module, response_ids, temperature=temperature, pair_BL2=pair)

@@ -22,9 +22,11 @@ from trueline.schema.text.words import counted
 
 TOKEN_COLUMNS: tuple[str, ...] = (
     *("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train"),
-    "mass_above",
+    *("mass_above", "logp_top"),
 )
 """Columns with a number for each response token."""
+RESPONSE_IDS: tuple[str, ...] = ("response_ids", "top_train")
+"""Columns with a token id for each response token."""
 ID_COLUMNS: tuple[str, ...] = ("prompt_ids", "train_prompt_ids", "train_response_ids")
 SCALAR_COLUMNS: tuple[str, ...] = (
     *("version_rollout", "version_train", "reward", "reward_again", "advantage", "group"),
@@ -50,7 +52,7 @@ def rows_of(step: int, batch: Mapping[str, Any], sampling: Mapping[str, Any] | N
         raise InputError(f"sampling={sampling!r} is given to rl.record, which takes a mapping: {{'temperature': 1.0}}.")
     per_token = {
         name: _split(name, batch[name])
-        for name in ("response_ids", "mask", *TOKEN_COLUMNS, *ID_COLUMNS)
+        for name in (*RESPONSE_IDS, "mask", *TOKEN_COLUMNS, *ID_COLUMNS)
         if batch.get(name) is not None
     }
     count = _count(per_token)
@@ -132,7 +134,7 @@ def _sequence(values_by_column: Mapping[str, NDArray[Any] | None]) -> _Sequence:
             sequence.arrays[name] = _ids(name, values, sequence)
         elif len(values) != length:
             sequence.notes.append(f"{misfit(name, len(values), length)} and was left out")
-        elif name == "response_ids":
+        elif name in RESPONSE_IDS:
             sequence.arrays[name] = _ids(name, values[:end], sequence)
         else:
             sequence.arrays[name] = _numbers(name, values[:end], sequence)

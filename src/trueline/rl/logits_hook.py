@@ -25,8 +25,8 @@ class ReadLogits:
     """Reads the logits of the calls of ``module`` while it is entered: see ``trueline.rl.read_logits``.
 
     Of responses ``ids_BL``, in the order of the calls: ``logp``, ``entropy``, ``varentropy``, ``mass_above`` and
-    ``odds`` [B, L] float32, ``top`` [B, L, 2] int64, as of ``trueline.rl.of_logits``; None where the logits of some
-    were not seen.
+    ``odds``, ``logp_top`` [B, L] float32, ``top_train`` [B, L] and ``top`` [B, L, 2] int64, as of
+    ``trueline.rl.of_logits``; None where the logits of some were not seen.
     """
 
     def __init__(self, module: nn.Module, ids_BL: Tensor, *, temperature: float, pair_BL2: Tensor | None) -> None:
@@ -80,6 +80,16 @@ class ReadLogits:
     def odds(self) -> Tensor | None:
         """Log-odds of the first against the second of ``pair``, or of the two likeliest."""
         return self._whole("odds")
+
+    @property
+    def top_train(self) -> Tensor | None:
+        """The likeliest word, as ``rl.record`` takes it."""
+        return self._whole("top_train")
+
+    @property
+    def logp_top(self) -> Tensor | None:
+        """Log-probability of the likeliest word, in nats."""
+        return self._whole("logp_top")
 
     def _whole(self, name: str) -> Tensor | None:
         if not self._parts or self._num_seen != len(self._ids):

@@ -227,9 +227,9 @@ def _verdict(
     weak = sorted(hints(cause, signs) - signs.fired)
     marks = sorted(sign for sign in cause.shows if is_fact(sign) and sign in signs.fired)
     unlike = [code for code in codes if code not in because]
-    missing = [
-        (entry.check, entry.why) for entry in report.checks_not_run if entry.check in cause.codes or entry in untold
-    ]
+    # What a rival would have shown tells it from this cause, too.
+    shown = {code for candidate in (cause, *tied) for code in candidate.codes}
+    missing = [(entry.check, entry.why) for entry in report.checks_not_run if entry.check in shown or entry in untold]
     lacking = [code for code in cause.codes if code in signs.silent.difference(weak) and cause.shows[code] != "often"]
     lacking_data = [f"{capitalized(why)}." for _, why in missing] if tied else []
     rivals = [rival for rival in tied if rival is not cause]

@@ -12,7 +12,9 @@ LAW = Law(
         "prefill-diverges": Code(explains=("*rollout-gap",)),
         "recorded-logprobs-wrong": Code(explains=("*rollout-gap",)),
         "reward-differs": Code(),
-        "sampling-mismatch": Code(explains=("recorded-logprobs-wrong", "*rollout-gap")),
+        "sampling-mismatch": Code(
+            explains=("recorded-logprobs-wrong", "prefill-diverges", "decode-diverges", "*rollout-gap")
+        ),
         "tokens-differ": Code(
             explains=(
                 "prefill-diverges",

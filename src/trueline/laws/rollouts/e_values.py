@@ -17,7 +17,10 @@ round S - H is clipped at ``UP``, which only lowers its mean.
 
 Where the engine recorded nothing, tokens of the trainer's own weights are taken to be sampled from p itself: M2 with
 X = 1. An error of size s of the logits then moves the mean of S by at most s sqrt(V) to first order (Cauchy-Schwarz),
-which is charged. V has a bound of its own, ``most_varentropy``, where only entropies were recorded.
+which is charged. V has a bound of its own, ``most_varentropy``, where only entropies were recorded. A bound is far
+above V, so there are bets without it as well: exp(b x + x² (b + log(1 - b))) <= 1 + b x for x >= -1 and 0 <= b < 1
+(Fan, Grama and Liu, Electron. J. Probab. 20, 2015), whose mean is 1 under p for x = (S - H) / c, which is -1 or more
+where c >= H. The other way round S is clipped.
 
 The tokens of a sequence are a martingale given the prefix, and sequences are independent given the weights, so
 e-values multiply: logs add up over the tokens of a step. Rounding of what was recorded moves X by at most its own size,
@@ -54,7 +57,16 @@ LOW_BETS: tuple[float, ...] = (0.01, 0.045)
 CUT_BETS: tuple[float, ...] = (0.1, 0.3, 0.9)
 SHARP_BETS: tuple[float, ...] = (0.03, 0.1, 0.3, 0.8)
 """b of the temperature 1 / (1 + b) that it is best for: 0.97, 0.91, 0.77, 0.56."""
-FLAT_BETS: tuple[float, ...] = (0.03, 0.1, 0.25)
+OWN_SPREAD_SHARP_BETS: tuple[float, ...] = (0.3, 0.8)
+ABOVE_ALL = 3.0
+"""Nats above the logarithm of the number of words at which the surprise is clipped for these."""
+FLAT_BETS: tuple[float, ...] = (0.03, 0.06, 0.12, 0.25)
+OWN_SPREAD_BETS: tuple[float, ...] = (0.1, 0.3)
+"""Shares of the entropy that are bet on flatter sampling where the spread is taken from the tokens themselves."""
+AVOIDING_BETS: tuple[float, ...] = (0.2, 0.6)
+"""Bets against the likeliest token where it stood before: a penalty of 1.3 takes a fifth of them."""
+MOST_WORDS = 2**20
+"""Words of a vocabulary that was not declared: more than any language model has (262,144 is the largest known)."""
 
 
 def mean_above_one(x_N: Floats, slack_N: Floats) -> Floats:
@@ -92,12 +104,47 @@ def flatter(d_N: Floats, surprise_N: Floats, entropy_N: Floats, varentropy_N: Fl
     return excess_N[:, None] * bets - np.multiply.outer(varentropy_N, charge_B) - d_N[:, None]
 
 
+def flatter_by_own_spread(d_N: Floats, surprise_N: Floats, entropy_N: Floats, moved_N: Floats) -> Floats:
+    """[N, B] the same, charged by the spread of the tokens instead of ``varentropy``; rounding may have lowered
+    ``surprise_N`` by ``moved_N``.
+    """
+    bets = np.asarray(OWN_SPREAD_BETS)
+    # at most the entropy below its mean, however sharp; a unit of 1 keeps sharp distributions from winning by noise
+    x_N = (surprise_N - entropy_N) / np.maximum(entropy_N + moved_N, 1.0)
+    return np.multiply.outer(x_N, bets) + np.multiply.outer(x_N**2, bets + np.log1p(-bets)) - d_N[:, None]
+
+
+def sharper_by_own_spread(d_N: Floats, surprise_N: Floats, entropy_N: Floats, log_words_N: Floats) -> Floats:
+    """[N, B] bets that tokens are likelier than they should be, charged by the spread of the tokens themselves.
+
+    The surprise is clipped at a = log V + ``ABOVE_ALL``, which lowers its mean by sum p (-log p - a) over p < e^-a: at
+    most V e^(-a - 1), as p (-log p - a) is largest at e^(-a - 1).
+    """
+    bets = np.asarray(OWN_SPREAD_SHARP_BETS)
+    clip_N = log_words_N + ABOVE_ALL
+    reach_N = np.maximum(clip_N - entropy_N, 1.0)
+    x_N = (entropy_N - np.minimum(surprise_N, clip_N)) / reach_N
+    charge_N = math.exp(-ABOVE_ALL - 1) / reach_N
+    return np.multiply.outer(x_N - charge_N, bets) + np.multiply.outer(x_N**2, bets + np.log1p(-bets)) - d_N[:, None]
+
+
+def avoiding(d_N: Floats, hit_N: NDArray[np.bool_], p_N: Floats) -> Floats:
+    """[N, B] bets that the likeliest token, of probability ``p_N`` or more, is sampled (``hit_N``) too seldom."""
+    return np.log1p(np.multiply.outer(p_N - hit_N, AVOIDING_BETS)) - d_N[:, None]
+
+
+def log_words(words: Any) -> float:
+    """The logarithm of a declared number of words, that of ``MOST_WORDS`` for none."""
+    return math.log(words if isinstance(words, int) and words >= 2 else MOST_WORDS)
+
+
 def most_varentropy(words: Any) -> float:
     """The largest variance of -log p over so many words, log²(words - 1) / 4 + 1 nats² (Reeb and Wolf, IEEE Trans. Inf.
-    Theory 61, 2015, arXiv 1304.0036: the maximum lies between this less 1 and this); NaN for no number of words.
+    Theory 61, 2015, arXiv 1304.0036: the maximum lies between this less 1 and this); that of ``MOST_WORDS`` for no
+    number of words.
     """
     if not isinstance(words, int) or words < 2:
-        return math.nan
+        words = MOST_WORDS
     return math.log(words - 1) ** 2 / 4 + 1
 
 

@@ -49,6 +49,9 @@ SHARES: Mapping[Statistic, float] = {
 """Fraction of the budget that each may use up; they add up to 1."""
 
 
+NO_PENALTY: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Penalties of engines by name, with the value that changes nothing."""
+
 MAX_LOSS = 1.0
 """Nats against a fault at steps that may be of it all the same."""
 
@@ -159,6 +162,20 @@ def as_trainer(rows: Rows) -> bool:
     excess = ratio_of_sums(rows.sums["excess"], rows.sums["judged"])
     gap = ratio_of_sums(rows.sums["abs"], rows.sums["tokens"])
     return abs(excess) < gap / 4
+
+
+def declared_kinds(rows: Rows) -> list[str]:
+    """Settings of the sampler that were declared and change its distribution, as kinds of evidence."""
+    temperature, top_p, top_k = (rows.declared(name) for name in ("temperature", "top_p", "top_k"))
+    kinds: list[str] = []
+    if isinstance(temperature, int | float) and temperature != 1:
+        kinds.append("declared-temperature")
+    if (isinstance(top_p, int | float) and 0 < top_p < 1) or (isinstance(top_k, int | float) and top_k > 0):
+        kinds.append("declared-cut")
+    penalties = {name: rows.declared(name) for name in NO_PENALTY}
+    if any(isinstance(value, int | float) and value != NO_PENALTY[name] for name, value in penalties.items()):
+        kinds.append("declared-penalty")
+    return kinds
 
 
 def ratio_of_sums(part: Floats, whole: Floats) -> float:

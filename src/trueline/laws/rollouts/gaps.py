@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trueline.schema.errors import CannotTell
 
 if TYPE_CHECKING:
@@ -27,9 +29,23 @@ CEILING_OTHERWISE = 0.1
 """
 
 
+FLOAT32_SHARE = 0.2
+"""Share of its tokens by which a sequence shows that both sides compute in float32."""
+FLOAT32_ROWS = 8
+"""Sequences that show it."""
+
+
 def ceiling_of(rows: Rows) -> float:
-    """What rounding may explain at most, by the declared dtype."""
-    return ceiling(rows.declared("dtype"))
+    """What rounding may explain at most, by the declared dtype, else by what sequences show."""
+    return ceiling(_dtype(rows))
+
+
+def _dtype(rows: Rows) -> Any:
+    declared = rows.declared("dtype")
+    if declared is not None:
+        return declared
+    fine_R = rows.sums["fine"] > FLOAT32_SHARE * np.maximum(rows.sums["roomy"], 1)
+    return "float32" if int(fine_R.sum()) >= FLOAT32_ROWS else None
 
 
 def ceiling(dtype: Any) -> float:
@@ -38,9 +54,11 @@ def ceiling(dtype: Any) -> float:
 
 
 def dtype_text(rows: Rows) -> str:
-    """The declared dtype in words."""
-    declared = rows.declared("dtype")
-    return f"in {declared}" if declared is not None else "in a dtype that was not declared"
+    """The dtype in words."""
+    dtype = _dtype(rows)
+    if dtype is None:
+        return "in a dtype that was not declared"
+    return f"in {dtype}" if rows.declared("dtype") is not None else f"in {dtype}, which some sequences show"
 
 
 def on_policy(rows: Rows) -> Rows:

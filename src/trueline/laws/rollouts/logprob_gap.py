@@ -53,6 +53,7 @@ old_logp = logp_of(policy.eval(), batch)
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -65,6 +66,7 @@ from trueline.laws.rollouts.evidence import (
     ratio_of_sums,
     share_of_unique_runs,
 )
+from trueline.laws.rollouts.gap_shape import shape_kinds
 from trueline.laws.rollouts.gaps import CEILING_OTHERWISE, ceiling_of, dtype_text, on_policy
 from trueline.laws.rollouts.rows import Means, Rows, means_of, rows_of
 from trueline.schema.errors import CannotTell
@@ -89,10 +91,16 @@ SURELY = 8.0
 """Standard deviations of what is sampled from the trainer that it has to be above, too."""
 _MEAN_ROOM = 0.5
 """Mean of 1 - p that is assumed of a log without tokens, at which mean |d| is compared."""
-_NEXT = (
-    "Compare, in this order: token ids on both sides, digests of the weights (rl.record_sync), the gap at learning "
-    "rate "
-    "0, with max_new_tokens = 1, and with both sides in float32.",
+_STEPS: Mapping[str, str] = {
+    "prompts-equal": "token ids of the prompts on both sides (train_prompt_ids)",
+    "weights-equal": "digests of the weights (rl.record_sync)",
+    "same-weights": "the gap at learning rate 0",
+    "": "the gap with max_new_tokens = 1, and with both sides in float32",
+}
+"""What tells causes apart, the cheapest first, by the kind of evidence that has answered it already."""
+_CACHED = (
+    "Empty the engine's cache of prompts after each sync for one step (vLLM: reset_prefix_cache(), SGLang: "
+    "flush_cache()): is the gap gone?"
 )
 
 
@@ -128,10 +136,9 @@ def _gap(run: Run, rows: Rows) -> list[Finding]:
         ratio_of_sums(blamed.sums["beyond"], blamed.sums["room"]),
     )
     measured_T = bool(np.isfinite(blamed.lag).all())
-    kinds, nonsense = (
-        ["gap", "versions-equal" if measured_T else "versions-unknown"],
-        _nonsense(run, crossing, blamed),
-    )
+    shape = shape_kinds(run, rows, ceiling)
+    kinds = ["gap", "versions-equal" if measured_T else "versions-unknown", *shape]
+    nonsense = _nonsense(run, crossing, blamed)
     return [
         finding(
             CODE,
@@ -143,9 +150,16 @@ def _gap(run: Run, rows: Rows) -> list[Finding]:
             expected=ceiling,
             unit="mean |d| over mean 1 - p",
             evidence={"kind": [*kinds, *(["nonsense"] if nonsense else [])], "mean_abs_diff": mean},
-            next=_NEXT,
+            next=_next(shape),
         )
     ]
+
+
+def _next(shape: Sequence[str]) -> tuple[str, ...]:
+    """What is to be done next, without what was looked at already."""
+    compared = ", then ".join(step for kind, step in _STEPS.items() if kind not in shape)
+    begins = "after-a-sync" in shape or "later" in shape
+    return (*([_CACHED] if begins and "any-prompt" not in shape else []), f"Compare, in this order: {compared}.")
 
 
 def _carrying(rows: Rows, ceiling: float) -> tuple[Rows, str]:
@@ -233,6 +247,6 @@ def _of_means(run: Run, means: Means) -> list[Finding]:
             expected=limit,
             unit="mean |d|",
             evidence={"kind": ["gap", "versions-unknown"], "mean_abs_diff": mean},
-            next=("Record tokens with trueline.rl.record: a mean does not say why.", *_NEXT),
+            next=("Record tokens with trueline.rl.record: a mean does not say why.", *_next(())),
         )
     ]

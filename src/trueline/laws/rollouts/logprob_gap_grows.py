@@ -47,7 +47,8 @@ from __future__ import annotations
 import numpy as np
 
 from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums
-from trueline.laws.rollouts.gaps import on_policy
+from trueline.laws.rollouts.gap_shape import FLOOR, shape_kinds
+from trueline.laws.rollouts.gaps import ceiling_of, on_policy
 from trueline.laws.rollouts.rows import Rows, by_step, rows_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -65,8 +66,6 @@ FACTOR = 2.0
 CHANCE = 0.2
 ON_THE_WAY = 3
 """Steps between the usual and the largest gap."""
-FLOOR = 1e-5
-"""Gap that float32 leaves between two engines."""
 
 
 def check(run: Run) -> list[Finding]:
@@ -94,6 +93,7 @@ def check(run: Run) -> list[Finding]:
     now = ratio_of_sums(blamed.sums["beyond"], blamed.sums["room"])
     if not now > FACTOR * max(before, FLOOR):
         return []
+    kinds = ["grows", *(["gradually"] if _is_gradual(rows, usual) else []), *shape_kinds(run, rows, ceiling_of(rows))]
     return [
         finding(
             CODE,
@@ -103,7 +103,7 @@ def check(run: Run) -> list[Finding]:
             measured=now,
             expected=max(before, FLOOR),
             unit="mean |d| over mean 1 - p",
-            evidence={"kind": ["grows", *(["gradually"] if _is_gradual(rows, usual) else [])]},
+            evidence={"kind": kinds},
             next=(
                 "Compare all weights on both sides after a sync: rl.record_sync(step, model.named_parameters(), "
                 "engine).",

@@ -1,4 +1,5 @@
-"""From which token on the two sides of a response differ, where they agree before it.
+"""From which token on the two sides of a response differ, where they agree before it, and whether they are shifted
+against each other from there on.
 
 R sequences, L tokens of one.
 """
@@ -19,19 +20,27 @@ BEFORE = 3
 RATIO = 10.0
 LEAST = 0.05
 """Usual |d| behind the position: more than rounding leaves."""
+SHIFTED = 8
+"""Fewest tokens that are those of the other side some tokens further. That as many of one response agree by chance to a
+tenth of what they are apart has a probability of about 10^-8.
+"""
+SHIFTS = (1, -1, 2, -2, 3, -3)
+"""Tokens that one side is ahead of the other."""
 
 
-def onset_of(run: Run, rows: Rows) -> NDArray[np.int64]:
-    """[R] the first token that differs of each of ``rows``; -1 where there is no such place."""
+def onset_of(run: Run, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[R] the first token that differs of each of ``rows``, -1 where there is no such place; and [R] by how many tokens
+    the engine's log-probabilities are ahead of the trainer's from some token on, 0 for none.
+    """
     at = {
         key: index
         for index, key in enumerate(zip(rows.step.tolist(), rows.rank.tolist(), rows.row.tolist(), strict=True))
     }
-    onset_R = np.full(len(rows), -1, dtype=np.int64)
+    onset_R, shift_R = np.full(len(rows), -1, dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
     with np.errstate(invalid="ignore", divide="ignore"):
         suspect_R = rows.sums["abs"] / rows.sums["tokens"] > LEAST / 4
     if not suspect_R.any():
-        return onset_R
+        return onset_R, shift_R
     for table in cast(Any, run.kept("rollouts")).pieces():
         tokens = tokens_of(table)
         d, counts = np.abs(tokens.diff()), tokens.counts
@@ -42,7 +51,25 @@ def onset_of(run: Run, rows: Rows) -> NDArray[np.int64]:
             index = at.get(key, -1)
             if index >= 0 and suspect_R[index]:
                 onset_R[index] = _onset(d[begin:end], counts[begin:end])
-    return onset_R
+                sampled = np.flatnonzero(counts[begin:end]) + begin
+                sides = (tokens.columns[name][sampled] for name in ("logp_rollout", "logp_train"))
+                shift_R[index] = _shift(*sides)
+    return onset_R, shift_R
+
+
+def _shift(rollout_L: NDArray[np.float64], train_L: NDArray[np.float64]) -> int:
+    """By how many tokens the first is ahead of the second where the two differ; 0 where that explains nothing."""
+    differs = np.flatnonzero(np.abs(rollout_L - train_L) > LEAST)
+    if len(differs) < SHIFTED:
+        return 0
+    begin = int(differs[0])
+    rollout, train = rollout_L[begin:], train_L[begin:]
+    usual = float(np.median(np.abs(rollout - train)))
+    for shift in SHIFTS:
+        ahead, behind = (rollout[:-shift], train[shift:]) if shift > 0 else (rollout[-shift:], train[:shift])
+        if len(ahead) >= SHIFTED and float(np.median(np.abs(ahead - behind))) * RATIO < max(usual, LEAST):
+            return shift
+    return 0
 
 
 def _onset(d_L: NDArray[np.float64], counts_L: NDArray[np.bool_]) -> int:

@@ -48,6 +48,7 @@ from __future__ import annotations
 import numpy as np
 
 from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums
+from trueline.laws.rollouts.gap_shape import shape_kinds
 from trueline.laws.rollouts.gaps import ceiling_of, on_policy
 from trueline.laws.rollouts.rows import Rows, rows_of
 from trueline.schema.finding import Finding
@@ -90,7 +91,7 @@ def check(run: Run) -> list[Finding]:
             measured=first,
             expected=last,
             unit="mean |d| over mean 1 - p",
-            evidence={"kind": "decays"},
+            evidence={"kind": ["decays", *shape_kinds(run, rows, ceiling)]},
             next=(
                 "Compare one prompt as both sides have it, id by id (BOS, template, truncation), and its position ids "
                 "under "

@@ -27,10 +27,14 @@ the mean of p / q is 1 + k3 - k1. Where the surprise is the entropy on average, 
 tokens are of the trainer's distribution, and what was recorded is not: the trainer divides by the temperature, and the
 engine records what is before it (TRL issue 4159).
 
+Where the trainer's likeliest token and its log-probability p are recorded (`top_train`, `logp_top`), it has to come
+with probability p. A penalty on repetition is that it comes too seldom where it stood in the response before (bets,
+and 6 standard deviations for the word), and not where it stood nowhere.
+
 What it may miss
 ----------------
 Without entropy (`rl.of_logits`) only the mean above 1 is judged, and a temperature that both
-sides leave out is invisible; without varentropy (a bound by the number of words takes its place) it takes more tokens.
+sides leave out is invisible; without varentropy (the spread of the tokens takes its place) it takes more tokens.
 Temperatures within a few percent of 1 take many tokens. Tokens that were not sampled (a tool's output, forced stops)
 have to be masked, or they are reported; entropy has to be of the distribution that logp_train is of: at the declared
 temperature, and of the cut distribution where the trainer reproduces top-p.
@@ -68,6 +72,7 @@ from trueline.laws.rollouts import e_values
 from trueline.laws.rollouts.evidence import (
     Crossing,
     as_trainer,
+    declared_kinds,
     find_broken_law,
     find_crossing,
     finding,
@@ -93,6 +98,16 @@ _LEAST_CUT = 10.0
 """Tokens that should lie beyond a cut, of which hardly any does, before it is called one."""
 _THINNED = 0.5
 """Density of tokens beyond a cut that is expected, over that right below it."""
+_PENALTY = (
+    "; the trainer's likeliest token comes too seldom where it stood in the response before, and only there, as with a "
+    "penalty on repetition"
+)
+_FEWEST_CUT = 3
+"""Tokens of which the trainer is certain, or that it excludes."""
+_TOO_SELDOM = 6.0
+"""Standard deviations below what is expected that repeated tokens come too seldom: one sum in 10^9 by chance."""
+_ONE_SIDE = 0.98
+"""Share of the tokens that are off in one direction where one side alone has words that nobody samples."""
 _NEXT = (
     "Look at which log-probabilities the engine returns (vLLM: logprobs_mode; SGLang: temp_scaled_logprobs): they must "
     "be those after temperature, top-p, top-k and penalties, or the trainer's and the engine's must both be without.",
@@ -172,7 +187,8 @@ def _above(run: Run, rows: Rows) -> list[Finding]:
         return []
     blamed = crossing.select(rows)
     mean = ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"])
-    return [_mean_above(mean, crossing, *_declared(blamed))] if mean > 1 else []
+    kinds = (*declared_kinds(blamed), *_sides(blamed), *_trainer_cut(blamed))
+    return [_mean_above(mean, crossing, *kinds)] if mean > 1 else []
 
 
 def _mean_above(mean: float, crossing: Crossing, *declared: str) -> Finding:
@@ -204,8 +220,10 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
     cut = _cut(blamed)
     kinds = [
         law,
-        *_declared(blamed),
+        *declared_kinds(blamed),
         *(["cut"] if cut else []),
+        *_trainer_cut(blamed),
+        *(["repeats-avoided"] if _avoids_repeats(blamed) else []),
         *(["same"] if _is_same_part(blamed) else ["apart"]),
     ]
     more, where = ("more", "below") if law == "sharper" else ("less", "above")
@@ -219,6 +237,7 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
     else:
         as_if = f", as if at a temperature of about {temperature:.1f}" if math.isfinite(temperature) else ""
         as_if = f", as if from the top {cut:.2g} of the probability" if cut else as_if
+        as_if = _PENALTY if "repeats-avoided" in kinds else as_if
         on_average = f": -log p is {abs(excess):.2g} {where} the entropy on average{as_if}"
         fits = (excess < 0) == (law == "sharper")  # else only tokens weighted by p / q are so
         says = (
@@ -264,21 +283,28 @@ def _cut(rows: Rows) -> float:
     return 0.0
 
 
-def _declared(rows: Rows) -> list[str]:
-    """What was declared of the sampler that is not in p itself."""
-    crossing = {
-        "temperature": rows.declared("temperature"),
-        "top_p": rows.declared("top_p"),
-        "top_k": rows.declared("top_k"),
-    }
-    kinds: list[str] = []
-    if isinstance(crossing["temperature"], int | float) and crossing["temperature"] != 1:
-        kinds.append("declared-temperature")
-    if (isinstance(crossing["top_p"], int | float) and 0 < crossing["top_p"] < 1) or (
-        isinstance(crossing["top_k"], int | float) and crossing["top_k"] > 0
-    ):
-        kinds.append("declared-cut")
-    return kinds
+def _sides(rows: Rows) -> list[str]:
+    """``engine-below`` where nearly all tokens are less likely to the engine than to the trainer."""
+    low, high = float(rows.sums["low"].sum()), float(rows.sums["high"].sum())
+    return ["engine-below"] if low > _ONE_SIDE * (low + high) > 0 else []
+
+
+def _trainer_cut(rows: Rows) -> list[str]:
+    """``trainer-cut`` where the trainer is certain of tokens, or excludes some, that the engine is not: it computes
+    within a cut of its own.
+    """
+    return ["trainer-cut"] if float(rows.sums["trainer_cut"].sum()) >= _FEWEST_CUT else []
+
+
+def _avoids_repeats(rows: Rows) -> bool:
+    """True if the trainer's likeliest token is sampled too seldom where it stood in the response before, and not where
+    it stood nowhere.
+    """
+    again, fresh = (
+        float(rows.sums[f"top_{name}"].sum()) / math.sqrt(max(float(rows.sums[f"top_{name}_var"].sum()), 1e-9))
+        for name in ("again", "fresh")
+    )
+    return again < -_TOO_SELDOM and fresh > -_TOO_SELDOM / 2
 
 
 def _of_means(run: Run, means: Means) -> list[Finding]:

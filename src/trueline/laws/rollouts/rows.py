@@ -31,10 +31,10 @@ LAW_BETS: Mapping[str, int] = {
     "above": len(e_values.HIGH_BETS),
     "below": len(e_values.LOW_BETS),
     "cut": len(e_values.CUT_BETS),
-    "sharper": len(e_values.SHARP_BETS),
-    "flatter": len(e_values.FLAT_BETS),
-    "own_sharper": len(e_values.SHARP_BETS),
-    "own_flatter": len(e_values.FLAT_BETS),
+    "sharper": len(e_values.SHARP_BETS) + len(e_values.OWN_SPREAD_SHARP_BETS),
+    "flatter": len(e_values.FLAT_BETS) + len(e_values.OWN_SPREAD_BETS) + len(e_values.AVOIDING_BETS),
+    "own_sharper": len(e_values.SHARP_BETS) + len(e_values.OWN_SPREAD_SHARP_BETS),
+    "own_flatter": len(e_values.FLAT_BETS) + len(e_values.OWN_SPREAD_BETS) + len(e_values.AVOIDING_BETS),
 }
 
 
@@ -47,12 +47,18 @@ class Rows:
     ``room`` of 1 - p, which scales d; ``judged`` tokens with entropy, ``excess`` of surprise - entropy over them,
     ``varentropy``; ``padded`` tokens with a recorded log-probability of exactly 0 that the trainer thinks unlikely,
     ``impossible`` ones of which it is positive, -inf or NaN, ``lost`` those of the trainer; ``odds``, ``odds_rt``,
-    ``odds_tt``, ``odds_rr`` of the log-odds; ``corr_0``, ``corr_ahead``, ``corr_behind`` of the two sides'
+    ``odds_tt``, ``odds_rr`` of the log-odds; ``zeros`` tokens recorded with a log-probability of exactly 0 that the
+    trainer thinks likeliest and not certain, ``trainer_cut`` such the other way round, and those that the trainer
+    excludes; ``tail`` tokens that no cut with their d leaves; ``fine`` tokens that are as close as float32 alone
+    computes, of ``roomy`` ones that could show it; ``again``, ``fresh`` tokens that stood in the response before, and
+    such as stood nowhere, with those of d below (``_low``) and above (``_high``) what rounding leaves;
+    ``top_again``, ``top_fresh`` how much more often the trainer's likeliest token was sampled than it should, by where
+    it stood, with the variances (``_var``); ``corr_0``, ``corr_ahead``, ``corr_behind`` of the two sides'
     log-probabilities, at the same token and shifted by one; ``own`` tokens of sequences of which the engine recorded
     nothing, ``own_excess`` of surprise - entropy over them. ``profile`` [R,
     len(PROFILE)] is ``beyond`` and ``profile_room`` sum 1 - p by position. ``law`` are sums of log e-values [R, B].
-    ``lag`` is how many versions older the weights of the rollout are, NaN unknown; ``allowed`` the lag that was
-    declared.
+    ``version`` is that of the weights that sampled and ``lag`` how many versions older these are than the trainer's,
+    NaN unknown; ``allowed`` the lag that was declared.
     """
 
     step: Ints
@@ -63,6 +69,7 @@ class Rows:
     profile: Floats
     profile_room: Floats
     lag: Floats
+    version: Floats
     allowed: Floats
     sampling: tuple[Mapping[str, Any], ...]
     sampling_index: Ints
@@ -82,6 +89,7 @@ class Rows:
             profile=self.profile[keep_R],
             profile_room=self.profile_room[keep_R],
             lag=self.lag[keep_R],
+            version=self.version[keep_R],
             allowed=self.allowed[keep_R],
             sampling=self.sampling,
             sampling_index=self.sampling_index[keep_R],
@@ -186,7 +194,7 @@ def _reduced(table: Any) -> dict[str, Any]:
     columns |= {"sums": tokens.sums(), "law": tokens.laws()}
     columns["profile"], columns["profile_room"] = tokens.profile()
     rollout, train = _float(table, "version_rollout"), _float(table, "version_train")
-    columns["lag"] = train - rollout
+    columns["lag"], columns["version"] = train - rollout, rollout
     texts = [text or "{}" for text in cast(list[str | None], table["sampling"].to_pylist())]
     columns["sampling"] = texts
     return columns
@@ -221,6 +229,7 @@ def _joined(parts: Sequence[dict[str, Any]], notes: Mapping[str, int]) -> Rows:
         profile=joined("profile", len(PROFILE))[order],
         profile_room=joined("profile_room", len(PROFILE))[order],
         lag=joined("lag")[order],
+        version=joined("version")[order],
         allowed=allowed,
         sampling=sampling,
         sampling_index=sampling_index,

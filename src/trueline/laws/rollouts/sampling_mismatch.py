@@ -20,6 +20,10 @@ allowed for what lies beyond, and the bet on a mean below that is an e-process u
 rollouts (`laws/rollouts/e_values.py`). It is called a cut where hardly any token is less likely to the engine than to
 the trainer, and half of the mass is kept. Of a log of means (verl's) it is 1 + k3 - k1.
 
+Nearly all tokens that stood in the response before are off in one direction and hardly any of those that stood nowhere:
+that is a penalty on repetition. Where the part that a cut leaves is one token, it is recorded as certain. Where tokens
+come that the trainer thinks less likely than all that would be left, there is no cut, but rows that pad a vocabulary.
+
 A temperature: with T, all log-odds of two tokens are those of the trainer divided by T, which nothing else does. Where
 log-odds of both sides are recorded (the engine's two likeliest tokens: `logprobs=2`), the slope of one on the other is
 1 / T and less than 1 % of their variance remains. Else the difference d is regressed on what a temperature makes of it,
@@ -67,13 +71,15 @@ from trueline.laws.rollouts.evidence import (
     Crossing,
     Law,
     as_trainer,
+    declared_kinds,
     find_broken_law,
     find_crossing,
     finding,
     ratio_of_sums,
     share_of_unique_runs,
 )
-from trueline.laws.rollouts.gaps import CEILING_OTHERWISE
+from trueline.laws.rollouts.gap_shape import gap_of
+from trueline.laws.rollouts.gaps import CEILING_OTHERWISE, ceiling_of
 from trueline.laws.rollouts.rows import Means, Rows, by_step, means_of, own_rows_of, rows_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -92,6 +98,25 @@ _FEWEST = 200
 """Tokens for a slope."""
 _CLIP_OF_MEANS = 1.25
 """Means over many tokens are clipped here, so that bets on a mean below 1 may be larger."""
+_STOOD = ("again", "fresh")
+_FEWEST_STOOD = 30
+"""Tokens that stood in the response before, and as many that did not."""
+_ALL = 0.9
+"""Share of the repeated tokens that are off in one direction, while as few of the others are. Of errors that know no
+side fewer than one in 10^5 groups of 30 tokens are so, and both groups have to be.
+"""
+_FEWEST_ZEROS = 3
+"""Tokens recorded with a log-probability of exactly 0, the probability 1, of which the trainer is not certain."""
+_FEWEST_BEYOND = 5
+"""Tokens to which the trainer gives likelier ones with more probability than the engine keeps."""
+_ONE_SIDE = 0.98
+"""Share of the tokens beyond rounding that are likelier to the engine. Errors that know no side put half there: 200 are
+so by chance once in 10^50.
+"""
+_PADDING = (
+    "Compare the sizes of both heads with that of the tokenizer: rows that pad the vocabulary have to be -inf, or cut "
+    "off, before the softmax on both sides."
+)
 _CUT = (
     "Compute the trainer's log-probabilities over the same part of the vocabulary (top-p, top-k, bad words), or record "
     "those of the engine before the cut and sample without one.",
@@ -124,8 +149,10 @@ def check(run: Run) -> list[Finding]:
                 return _unlike(run, blamed)
             raise
         return _cut_of_means(run, means)
-    hot = _temperature(rows.subset(~(rows.lag > 0)))
-    return [*hot, *_cut(run, rows, tempered=bool(hot))]
+    fresh = rows.subset(~(rows.lag > 0))
+    hot = _temperature(fresh)
+    penalties = [] if hot else _penalties(fresh)
+    return [*hot, *penalties, *([] if penalties else _cut(run, rows, tempered=bool(hot)))]
 
 
 def _unlike(run: Run, rows: Rows) -> list[Finding]:
@@ -161,10 +188,45 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
     ]
 
 
+def _penalties(rows: Rows) -> list[Finding]:
+    """What depends on whether a token stood in the response before, and on nothing else."""
+    number = {name: int(rows.sums[name].sum()) for name in (*_STOOD, *(f"{name}_low" for name in _STOOD))}
+    number |= {f"{name}_high": int(rows.sums[f"{name}_high"].sum()) for name in _STOOD}
+    if min(number[name] for name in _STOOD) < _FEWEST_STOOD:
+        return []
+    for side, opposite, word in (("low", "high", "less"), ("high", "low", "more")):
+        again, fresh = number[f"again_{side}"] / number["again"], number[f"fresh_{side}"] / number["fresh"]
+        if again < _ALL or fresh > 1 - _ALL or number[f"fresh_{opposite}"] == 0:
+            continue
+        first, last = int(rows.step.min()), int(rows.step.max())
+        return [
+            finding(
+                CODE,
+                f"Of {number['again']:,} tokens that stood in the response before, {number[f'again_{side}']:,} are "
+                f"{word} likely to the engine than to the trainer at steps {first}-{last}, and of "
+                f"{number['fresh']:,} that stood nowhere before {number[f'fresh_{side}']:,}: the engine applies a "
+                "penalty on repetition, presence or frequency, and the trainer does not.",
+                None,
+                steps=(first, last),
+                measured=again,
+                expected=0.5,
+                unit="share of repeated tokens",
+                evidence={"kind": ["penalties", *declared_kinds(rows)]},
+                next=(
+                    "Sample one batch with repetition_penalty=1, presence_penalty=0 and frequency_penalty=0, or apply "
+                    "the same penalty to the trainer's logits in both passes.",
+                ),
+            )
+        ]
+    return []
+
+
 def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
     crossing = find_broken_law(run, rows, "cut")
     if crossing is not None and _is_cut(blamed := crossing.select(rows)):
-        return [_kept_mass(ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"]), crossing)]
+        return [_kept_mass(ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"]), crossing, *_cut_kinds(blamed))]
+    if not tempered and (mean := _one_sided(rows)) is not None:
+        return [_kept_mass(mean, Crossing(*_ends(rows), int(rows.step.min()), 0.0), *_cut_kinds(rows))]
     crossing = find_broken_law(run, rows, "below")
     if crossing is None or tempered:
         return []
@@ -187,23 +249,59 @@ def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
     ]
 
 
+def _one_sided(rows: Rows) -> float | None:
+    """The mean of p_train / p_rollout where nearly every token is likelier to the engine, and by more than rounding
+    explains: what is left out is then too little for a bet. None where it is not so.
+    """
+    rows = rows.subset(~(rows.lag > 0))
+    low, high = float(rows.sums["low"].sum()), float(rows.sums["high"].sum())
+    if high < _FEWEST or high < _ONE_SIDE * (low + high) or not gap_of(rows) > ceiling_of(rows):
+        return None
+    return ratio_of_sums(rows.sums["x"], rows.sums["tokens"])
+
+
+def _ends(rows: Rows) -> tuple[int, int]:
+    return int(rows.step.min()), int(rows.step.max())
+
+
 def _is_cut(rows: Rows) -> bool:
     """True if hardly any token is less likely to the engine, which keeps half of the mass or more, and not all."""
     low = ratio_of_sums(rows.sums["low"], rows.sums["low"] + rows.sums["high"])
     return low < 0.05 and 0.5 < ratio_of_sums(rows.sums["x"], rows.sums["tokens"]) < 1
 
 
-def _kept_mass(mean: float, crossing: Crossing) -> Finding:
+def _cut_kinds(rows: Rows) -> list[str]:
+    """``exact-zeros``: single tokens were left, and recorded as certain. ``tail-sampled``: tokens come that the trainer
+    thinks less likely than all that a cut would have left together.
+    """
+    kinds = declared_kinds(rows)
+    if float(rows.sums["zeros"].sum()) >= _FEWEST_ZEROS:
+        kinds.append("exact-zeros")
+    if float(rows.sums["tail"].sum()) >= _FEWEST_BEYOND:
+        kinds.append("tail-sampled")
+    return kinds
+
+
+def _kept_mass(mean: float, crossing: Crossing, *kinds: str) -> Finding:
+    single = " Where that part is one token, its log-probability was recorded as exactly 0."
+    zeros = single if "exact-zeros" in kinds else ""
+    tail = (
+        " Tokens come that no top-p, top-k or min-p would leave: the part may be the words, without the rows that pad "
+        "the vocabulary."
+        if "tail-sampled" in kinds
+        else ""
+    )
     return finding(
         CODE,
         f"At steps {crossing.first}-{crossing.last} the engine samples from a part of the vocabulary to which the "
-        f"trainer gives {mean:.3g} of the probability on average, and records log-probabilities within that part.",
+        f"trainer gives {mean:.3g} of the probability on average, and records log-probabilities within that part."
+        f"{zeros}{tail}",
         crossing,
         measured=mean,
         expected=1.0,
         unit="probability kept",
-        evidence={"kind": "cut-support"},
-        next=_CUT,
+        evidence={"kind": ["cut-support", *kinds] if kinds else "cut-support"},
+        next=(_PADDING,) if "tail-sampled" in kinds else _CUT,
     )
 
 

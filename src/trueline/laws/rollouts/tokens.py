@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trueline.laws.rollouts import e_values
 from trueline.laws.rollouts.gaps import ceiling
+from trueline.laws.rollouts.seen_tokens import NONE, SeenTokens, keys_of
 from trueline.store.records.arrays import floats, to_numpy
 
 Floats = NDArray[np.float64]
@@ -29,6 +30,14 @@ BFLOAT16 = 2.0**-9
 FLOAT32 = 2.0**-24
 """Largest relative error of rounding to nearest (IEEE 754; bfloat16 has 8 bits of precision)."""
 
+FINE, ROOMY = 1e-5, 0.05
+"""|d| that is not 0 and below the first is float32's where 1 - p is above the second: an error of a logit of bfloat16,
+2^-9 of 1 or more, moves d by 0.05 * 2^-9 = 1e-4 there.
+"""
+TAIL = 1e-3
+"""Probability by which the mass down to a token has to be above what a cut would have kept: float32 sums it up to
+within 1e-5.
+"""
 LOGITS = 2 * 32 * FLOAT32
 """What float32 loses of d where two log-softmaxes subtract logits of up to 32, however likely the token is: 3.8e-6."""
 
@@ -43,15 +52,19 @@ SINGLE = 0.1
 that is hardly used, and min-p of 0.1 leaves one of less only among more than ten others.
 """
 
-_NAMES = ("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train")
+_NAMES = (
+    *("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train"),
+    *("mass_above", "logp_top"),
+)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """``columns`` has those of ``_NAMES`` and ``mass_above`` as [N] arrays, NaN where not measured; ``sequence`` [N]
-    is the index of the sequence, ``position`` that in it, ``length`` [R]; ``sampled`` [N] what the mask says.
-    ``rounding`` [R] is the error of a logit that rounding may leave in the declared dtype, ``most_varentropy`` [R] a
-    bound by the declared vocabulary, NaN where none was.
+    """``columns`` has those of ``_NAMES`` as [N] arrays, NaN where not measured; ``sequence`` [N] is the index of the
+    sequence, ``position`` that in it, ``length`` [R]; ``sampled`` [N] what the mask says. ``repeats`` says which of
+    them, and of the trainer's likeliest, stood before. ``rounding`` [R] is the error of a logit that rounding may leave
+    in the declared dtype, ``most_varentropy`` [R] a bound by the declared vocabulary, or by that of the largest models,
+    and ``log_words`` [R] the logarithm of its size.
     """
 
     columns: Mapping[str, Floats]
@@ -61,6 +74,8 @@ class Tokens:
     sampled: Bools
     rounding: Floats
     most_varentropy: Floats
+    log_words: Floats
+    repeats: SeenTokens
 
     @property
     def counts(self) -> Bools:
@@ -125,6 +140,16 @@ class Tokens:
             }
             columns |= self._surprises(judged, d)
             columns |= self._odds() | self._shifts(counts) | self._updates()
+            columns |= self._repeats(columns["low"], columns["high"]) | self._likeliest()
+            columns["trainer_cut"] = (
+                present & np.isfinite(rollout) & (np.isneginf(train) | ((train == 0) & (rollout < PADDED)))
+            )
+            roomy = counts & (1 - p > ROOMY)
+            columns |= {"roomy": roomy, "fine": roomy & (d != 0) & (np.abs(d) < FINE)}
+            # a cut keeps exp(-d) of the probability, and with it all that is likelier than the token
+            mass_kept, upto = np.exp(-np.maximum(d, 0.0)), np.where(counts, self.columns["mass_above"] + p, np.nan)
+            columns["tail"] = (d > wide) & (upto > mass_kept + np.maximum(wide, TAIL))
+            columns["zeros"] = counts & (rollout == 0) & (train < PADDED) & ~columns["padded"]
             columns |= {
                 "own": self.is_trainer_only,
                 "own_excess": np.where(self.is_trainer_only, -train - self.columns["entropy"], 0.0),
@@ -145,17 +170,38 @@ class Tokens:
             for values in (-self.columns["logp_train"], self.columns["entropy"], self.varentropy())
         )
         # a logit that is off by so much moves the surprise by that times the spread of the others
+        log_words = self.log_words[self.sequence]
         moved, zero = self.rounding[self.sequence] * np.sqrt(varentropy), np.zeros_like(d)
         logs = {
             "above": np.where(counts[:, None], e_values.mean_above_one(x, slack), 0.0),
             "below": np.where(counts[:, None], e_values.mean_below_one(x, slack), 0.0),
             "cut": np.where(counts[:, None], e_values.cut(x, slack), 0.0),
-            "sharper": np.where(judged[:, None], e_values.sharper(d, surprise, entropy, varentropy), 0.0),
-            "flatter": np.where(judged[:, None], e_values.flatter(d, surprise, entropy, varentropy), 0.0),
-            "own_sharper": np.where(alone[:, None], e_values.sharper(zero, surprise + moved, entropy, varentropy), 0.0),
-            "own_flatter": np.where(alone[:, None], e_values.flatter(zero, surprise - moved, entropy, varentropy), 0.0),
+            "sharper": np.where(judged[:, None], _sharper(d, surprise, entropy, varentropy, log_words), 0.0),
+            "flatter": np.concatenate(
+                [np.where(judged[:, None], _flatter(d, surprise, entropy, varentropy, zero), 0.0), self._avoiding(d)], 1
+            ),
+            "own_sharper": np.where(
+                alone[:, None], _sharper(zero, surprise + moved, entropy, varentropy, log_words), 0.0
+            ),
+            "own_flatter": np.concatenate(
+                [np.where(alone[:, None], _flatter(zero, surprise, entropy, varentropy, moved), 0.0), self._avoiding()],
+                1,
+            ),
         }
         return {name: self.total(values) for name, values in logs.items()}
+
+    def _avoiding(self, d: Floats | None = None) -> Floats:
+        """[N, B] bets that a likeliest token which stood before is sampled too seldom; without ``d`` of sequences of
+        which the engine recorded nothing.
+        """
+        logp = self.columns["logp_top"]
+        known = np.isfinite(logp) & (self.counts if d is not None else self.is_trainer_only)
+        if not known.any():
+            return np.zeros((len(logp), len(e_values.AVOIDING_BETS)))
+        p = np.exp(np.minimum(np.where(known, logp, 0.0), 0.0))
+        moved = p * (1 - p) * self.rounding[self.sequence] if d is None else np.zeros_like(p)
+        logs = e_values.avoiding(np.zeros_like(p) if d is None else d, self.repeats.is_top, p - moved)
+        return np.where((known & self.repeats.top_again)[:, None], logs, 0.0)
 
     def profile(self) -> tuple[Floats, Floats]:
         """[R, len(PROFILE)] sums of what |d| is ``beyond``, and of 1 - p, by position."""
@@ -226,10 +272,52 @@ class Tokens:
             "corr_tt": t * t,
         }
 
+    def _repeats(self, low: Bools, high: Bools) -> dict[str, Any]:
+        """Tokens that stood in this response before, and those that stood nowhere before, by the sign of d."""
+        if (low | high).any():
+            again, fresh = self.counts & self.repeats.again, self.counts & self.repeats.fresh
+        else:  # two engines that agree: nobody asks where tokens stood before
+            again = fresh = np.zeros(len(low), np.bool_)
+        return {
+            "again": again,
+            "again_low": again & low,
+            "again_high": again & high,
+            "fresh": fresh,
+            "fresh_low": fresh & low,
+            "fresh_high": fresh & high,
+        }
+
+    def _likeliest(self) -> dict[str, Any]:
+        """How much more often the trainer's likeliest token was sampled than it should, where it stood before in this
+        response and where it stood nowhere, and the variance of that.
+        """
+        logp, train = self.columns["logp_top"], self.columns["logp_train"]
+        measured = self.sampled & np.isfinite(logp) & np.isfinite(train)
+        p = np.exp(np.minimum(np.where(measured, logp, 0.0), 0.0))
+        more = np.where(measured, self.repeats.is_top - p, 0.0)
+        columns: dict[str, Any] = {}
+        for name in ("again", "fresh"):
+            where = getattr(self.repeats, f"top_{name}") & measured if measured.any() else measured
+            columns[f"top_{name}"] = np.where(where, more, 0.0)
+            columns[f"top_{name}_var"] = np.where(where, p * (1 - p), 0.0)
+        return columns
+
     def _updates(self) -> dict[str, Any]:
         update, train = self.columns["logp_update"], self.columns["logp_train"]
         measured = self.sampled & np.isfinite(update) & np.isfinite(train)
         return {"updates": measured, "update_abs": np.where(measured, np.abs(update - train), 0.0)}
+
+
+def _sharper(d: Floats, surprise: Floats, entropy: Floats, varentropy: Floats, log_words: Floats) -> Floats:
+    """[N, B] all bets on sharper sampling."""
+    by_bound = e_values.sharper(d, surprise, entropy, varentropy)
+    return np.concatenate([by_bound, e_values.sharper_by_own_spread(d, surprise, entropy, log_words)], axis=1)
+
+
+def _flatter(d: Floats, surprise: Floats, entropy: Floats, varentropy: Floats, moved: Floats) -> Floats:
+    """[N, B] all bets on flatter sampling, where rounding may have raised the surprise by ``moved``."""
+    by_bound = e_values.flatter(d, surprise - moved, entropy, varentropy)
+    return np.concatenate([by_bound, e_values.flatter_by_own_spread(d, surprise - moved, entropy, moved)], axis=1)
 
 
 MASSES: tuple[int, ...] = (50, 60, 70, 80, 85, 90, 95, 99)
@@ -243,12 +331,17 @@ def tokens_of(table: Any) -> Tokens:
     sequence = np.repeat(np.arange(len(length)), length)
     starts = np.cumsum(length) - length
     position = np.arange(len(sequence)) - starts[sequence]
-    values = {name: _values(table, name, length, np.nan) for name in (*_NAMES, "mass_above")}
+    values = {name: _values(table, name, length, np.nan) for name in _NAMES}
     sampled = _values(table, "mask", length, 1.0) > 0
     declared, index = sampling_of(table)
     rounding = np.array([ceiling(facts.get("dtype")) for facts in declared] or [0.0])[index]
+    log_words = np.array([e_values.log_words(facts.get("vocabulary")) for facts in declared] or [0.0])[index]
     bound = np.array([e_values.most_varentropy(facts.get("vocabulary")) for facts in declared] or [0.0])[index]
-    return Tokens(values, sequence, position, length, sampled, rounding, bound)
+    ids, tops = (_values(table, name, length, NONE).astype(np.int64) for name in ("response_ids", "top_train"))
+    prompts = floats(table["prompt_ids"].combine_chunks().flatten()).astype(np.int64)
+    prompt_keys = keys_of(np.repeat(np.arange(len(length)), _lengths(table, "prompt_ids")), prompts)
+    repeats = SeenTokens(ids, tops, prompt_keys, sequence, position)
+    return Tokens(values, sequence, position, length, sampled, rounding, bound, log_words, repeats)
 
 
 def sampling_of(table: Any) -> tuple[list[Mapping[str, Any]], Ints]:

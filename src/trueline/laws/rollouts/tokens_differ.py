@@ -55,6 +55,7 @@ import re
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trueline.laws.rollouts.evidence import find_excess, finding, span
 from trueline.laws.rollouts.onsets import onset_of
@@ -72,6 +73,8 @@ NEEDS: tuple[str, ...] = ()
 ACROSS_RANKS = False
 
 CHANCE = 0.1
+FEWEST_SHIFTED = 2
+"""Responses that are shifted from a token on."""
 _NEXT = (
     "Hand the engine's own token ids to the trainer: never decode and encode a text in between.",
     "Compare one prompt as both sides have it, id by id: BOS, chat template, tool calls, system prompt, truncation.",
@@ -207,8 +210,34 @@ def _shifted(rows: Rows) -> list[Finding]:
     ]
 
 
+def _shifted_rows(rows: Rows, shift_R: NDArray[np.int64]) -> Finding:
+    blamed = rows.subset(shift_R != 0)
+    among = int(np.isin(rows.step, blamed.step).sum())
+    shift = int(np.median(shift_R[shift_R != 0]))
+    others = " The other sequences are not." if among > len(blamed) else ""
+    return finding(
+        CODE,
+        f"In {len(blamed):,} of {counted(among, 'sequence')} of {span(blamed.step)} the engine's log-probabilities are "
+        f"from some token on the trainer's of {counted(abs(shift), 'token')} {'later' if shift > 0 else 'before'}."
+        f"{others}",
+        None,
+        steps=(int(blamed.step.min()), int(blamed.step.max())),
+        severity="error",
+        measured=float(len(blamed)),
+        expected=0.0,
+        unit="sequences",
+        evidence={"kind": "row-shifted", "shift": shift},
+        next=(
+            "Print one of these responses with its mask and the lengths of its parts: a token between two turns, a "
+            "tool's answer or an end of text is in one list and not in the other.",
+        ),
+    )
+
+
 def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
-    onset_R = onset_of(run, rows)
+    onset_R, shift_R = onset_of(run, rows)
+    if int((shift_R != 0).sum()) >= FEWEST_SHIFTED:
+        return [_shifted_rows(rows, shift_R)]
     crossing = find_excess(run, "onset", rows, onset_R >= 0, chance=CHANCE)
     if crossing is None:
         return []

@@ -76,6 +76,9 @@ _WORDS = {
     "other": "neither the trainer's of an earlier version nor of another parameter",
     "missing": "on one side only",
 }
+LORA = "lora_"
+"""Part of the names of an adapter's weights, in PEFT as in vLLM."""
+_OLD = ("stale", "missing")
 _ORDER = ("stale", "base", "swapped", "size", "other", "missing")
 
 
@@ -138,6 +141,12 @@ def _stands_still(row: Row, earlier: Sequence[Row]) -> bool:
     return len(adapters - {None}) == STILL and len({row["digest_rollout"] for row in last}) == 1
 
 
+def _of_adapter(stale: Sequence[tuple[Row, str]]) -> list[str]:
+    """``adapter`` if all that is old or missing is an adapter, or a weight that has one."""
+    is_adapter = (kind in _OLD and (row["digest_adapter"] is not None or LORA in row["name"]) for row, kind in stale)
+    return ["adapter"] if all(is_adapter) else []
+
+
 def _finding(rows: Sequence[Row], wrong: Mapping[int, Sequence[tuple[Row, str]]]) -> Finding:
     first, last = min(wrong), max(wrong)
     worst = max(wrong, key=lambda step: len(wrong[step]))
@@ -160,7 +169,7 @@ def _finding(rows: Sequence[Row], wrong: Mapping[int, Sequence[tuple[Row, str]]]
         expected=0.0,
         unit="parameters that differ",
         evidence={
-            "kind": [*kinds, "most" if share > 0.6 and "base" not in kinds else "some"],
+            "kind": [*kinds, "most" if share > 0.6 and "base" not in kinds else "some", *_of_adapter(stale)],
             "names": [row["name"] for row, _ in stale][:100],
             "largest_gap": max(gaps, default=None),
         },

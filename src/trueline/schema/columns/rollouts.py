@@ -51,6 +51,8 @@ ROLLOUT_COLUMNS: tuple[Column, ...] = (
     Column("odds_rollout", "list<float32>", "nats", "[L] log-odds of two tokens, as of the engine's two likeliest."),
     Column("odds_train", "list<float32>", "nats", "[L] the trainer's log-odds of the same two."),
     Column("mass_above", "list<float32>", "", "[L] the trainer's probability of tokens likelier than the sampled one."),
+    Column("top_train", "list<int32>", "", "[L] the token that the trainer thinks likeliest."),
+    Column("logp_top", "list<float32>", "nats", "[L] the trainer's log-probability of it."),
     Column("version_rollout", "int64", "", "Version of the weights that sampled it."),
     Column("version_train", "int64", "", "Version of the weights that gave logp_train."),
     Column("sampling", "string", "", "JSON of what was declared: temperature, top_p, top_k, lag, engine, dtype, …"),

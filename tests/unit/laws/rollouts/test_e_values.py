@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -94,3 +96,34 @@ def test_events_rarer_than_allowed_win_nothing() -> None:
     hit, miss = np.exp(e_values.more_often(np.array([True, False]), 0.1, bets))
     assert np.allclose(0.1 * hit + 0.9 * miss, 1)
     assert (0.05 * hit + 0.95 * miss < 1).all()
+
+
+@pytest.mark.parametrize("scale", [0.3, 2.0, 6.0])
+@pytest.mark.parametrize("words", [8, 300])
+def test_bets_on_the_tokens_own_spread_gain_nothing_on_average_in_healthy_sampling(scale: float, words: int) -> None:
+    """Exactly: the mean over all words of what each bet multiplies by."""
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        p = np.exp(scale * random.normal(size=words))
+        p /= p.sum()
+        surprise = -np.log(p)
+        entropy, zero = np.full(words, (p * surprise).sum()), np.zeros(words)
+        sharper = e_values.sharper_by_own_spread(zero, surprise, entropy, np.full(words, math.log(words)))
+        flatter = e_values.flatter_by_own_spread(zero, surprise, entropy, zero)
+        likeliest = int(p.argmax())
+        avoiding = e_values.avoiding(zero, np.arange(words) == likeliest, np.full(words, p[likeliest]))
+        for logs in (sharper, flatter, avoiding):
+            assert ((p[:, None] * np.exp(logs)).sum(0) <= 1 + 1e-9).all()
+
+
+def test_bets_on_the_tokens_own_spread_win_where_the_bound_by_a_vocabulary_does_not() -> None:
+    """Sampled at temperature 0.75, of entropies alone and nothing declared."""
+    random = np.random.default_rng(0)
+    logits = 2.5 * random.normal(size=(4000, 300))
+    p, q = (np.exp(logits / t) / np.exp(logits / t).sum(-1, keepdims=True) for t in (1.0, 0.75))
+    ids = (np.cumsum(q, -1) < random.random((4000, 1))).sum(-1)
+    surprise, entropy, zero = -np.log(p[np.arange(4000), ids]), -(p * np.log(p)).sum(-1), np.zeros(4000)
+    own = e_values.sharper_by_own_spread(zero, surprise, entropy, np.full(4000, e_values.log_words(None)))
+    bound = e_values.sharper(zero, surprise, entropy, np.full(4000, e_values.most_varentropy(None)))
+    assert own.sum(0).max() > 50
+    assert bound.sum(0).max() < own.sum(0).max() / 2

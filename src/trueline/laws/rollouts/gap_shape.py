@@ -1,0 +1,157 @@
+"""What else is known of a gap between engine and trainer: since which weights it is there, and in which sequences. It
+tells causes apart that leave gaps of one size.
+
+R sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.laws.rollouts import sync_rows, weights_not_synced
+from trueline.laws.rollouts.evidence import ratio_of_sums
+from trueline.laws.rollouts.rows import Rows
+from trueline.store.reader import Run
+from trueline.store.records.arrays import to_numpy
+
+Bools = NDArray[np.bool_]
+
+TIMES = 10.0
+"""Times that a gap has to be what it was before, to have been none there."""
+FLOOR = 1e-5
+"""Gap that float32 leaves between two engines."""
+BEGINNING = 1
+"""Largest version, or step, with which a record still begins where training does."""
+FEWEST = 8
+"""Sequences of a kind that are compared with those of another."""
+ONE_SIDE = 0.98
+"""Share of the tokens beyond rounding that are off in one direction. Of errors that know no side, hardly ever so many
+are, of the 100 that are asked for (2^-85).
+"""
+FEWEST_TOKENS = 100
+_OF_A_PROMPT = 4
+"""A prompt is new to the engine where not even its first quarter was there before."""
+
+
+def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
+    """Kinds of evidence on the gap of ``rows``, which rounding explains up to ``ceiling``:
+
+    - ``from-the-start``: the first weights that sampled have it; ``after-a-sync``: they have not, and the next have;
+      ``later``: they have not; ``same-weights``: it comes and no other weights did;
+    - ``seen-prompts``: sequences have it whose prompt older weights had answered, others have not; ``any-prompt``:
+      sequences have it whose prompt the engine had not seen;
+    - ``prompts-equal``, ``prompts-unknown``: whether the trainer recorded the same ones; ``weights-equal``: all weights
+      were equal after syncs; ``adapter-unseen``: the trainer has an adapter that the engine shows nowhere;
+    - ``engine-above``, ``engine-below``: nearly all log-probabilities of the engine are higher, or lower.
+    """
+    kinds = [*_timing(rows, ceiling), *_sides(rows)]
+    if "after-a-sync" in kinds or "later" in kinds:
+        kinds += _prompts(run, rows, ceiling)
+    kinds.append("prompts-equal" if _are_prompts_equal(run) else "prompts-unknown")
+    return kinds + _weights(run)
+
+
+def gap_of(rows: Rows) -> float:
+    """Mean |d| over mean 1 - p of all tokens; 0 for none."""
+    gap = ratio_of_sums(rows.sums["beyond"], rows.sums["room"])
+    return gap if np.isfinite(gap) else 0.0
+
+
+def _timing(rows: Rows, ceiling: float) -> list[str]:
+    order, by = _order(rows)
+    begins = float(order.min()) if len(order) else np.inf
+    before, after = gap_of(rows.subset(order == begins)), rows.subset(order > begins)
+    if before > ceiling:
+        return ["from-the-start"] if begins <= BEGINNING else []
+    far = TIMES * max(before, FLOOR)
+    if not gap_of(after) > far:
+        return []
+    second = rows.subset(order == float(order[order > begins].min()))
+    if by == "version":
+        return ["after-a-sync" if gap_of(second) > far else "later"]
+    return ["same-weights" if by == "step of one version" else "later"]
+
+
+def _order(rows: Rows) -> tuple[NDArray[np.float64], str]:
+    """[R] by which sequences come one after the other: the version of the weights that sampled, else the step."""
+    if not np.isfinite(rows.version).all():
+        return rows.step.astype(np.float64), "step"
+    if len(rows) and rows.version.min() == rows.version.max():
+        return rows.step.astype(np.float64), "step of one version"
+    return rows.version, "version"
+
+
+def _sides(rows: Rows) -> list[str]:
+    low, high = float(rows.sums["low"].sum()), float(rows.sums["high"].sum())
+    if low + high < FEWEST_TOKENS:
+        return []
+    share = high / (low + high)
+    return ["engine-above"] if share > ONE_SIDE else ["engine-below"] if share < 1 - ONE_SIDE else []
+
+
+def _prompts(run: Run, rows: Rows, ceiling: float) -> list[str]:
+    seen_R, new_R = _seen_before(run, rows)
+    repeated, fresh = rows.subset(seen_R), rows.subset(new_R)
+    if len(fresh) < FEWEST:
+        return []
+    gap_seen, gap_new = gap_of(repeated), gap_of(fresh)
+    if gap_new > ceiling or (len(repeated) >= FEWEST and gap_new > gap_seen / 3 > FLOOR):
+        return ["any-prompt"]
+    if len(repeated) >= FEWEST and gap_seen > TIMES * max(gap_new, FLOOR):
+        return ["seen-prompts"]
+    return []
+
+
+def _seen_before(run: Run, rows: Rows) -> tuple[Bools, Bools]:
+    """[R] sequences whose prompt older weights (an earlier step, where versions are unknown) had answered, and such of
+    which the engine had not even seen the beginning. Those of the first weights are neither.
+    """
+    at = {
+        key: index
+        for index, key in enumerate(zip(rows.step.tolist(), rows.rank.tolist(), rows.row.tolist(), strict=True))
+    }
+    prompts_R: list[tuple[int, int] | None] = [None] * len(rows)
+    for table in cast(Any, run.kept("rollouts")).pieces(["step", "rank", "row", "prompt_ids"]):
+        names = ("step", "rank", "row")
+        keys = zip(*(cast(list[int], table[name].to_pylist()) for name in names), strict=True)
+        for key, ids in zip(keys, cast(list[list[int] | None], table["prompt_ids"].to_pylist()), strict=True):
+            if ids and (index := at.get(key)) is not None:
+                prompts_R[index] = hash(tuple(ids)), hash(tuple(ids[: max(1, len(ids) // _OF_A_PROMPT)]))
+    order_R, _ = _order(rows)
+    seen_R, new_R = (np.zeros(len(rows), np.bool_) for _ in range(2))
+    wholes, beginnings = set[int](), set[int]()
+    begins = float(order_R.min()) if len(order_R) else 0.0
+    for order in np.unique(order_R).tolist():
+        answered = [(index, prompts_R[index]) for index in np.flatnonzero(order_R == order).tolist()]
+        for index, prompt in answered:
+            if prompt is not None and order > begins:
+                seen_R[index] = prompt[0] in wholes
+                new_R[index] = prompt[1] not in beginnings
+        wholes |= {prompt[0] for _, prompt in answered if prompt is not None}
+        beginnings |= {prompt[1] for _, prompt in answered if prompt is not None}
+    return seen_R, new_R
+
+
+def _are_prompts_equal(run: Run) -> bool:
+    """True if the trainer recorded its prompts, and all are those of the engine."""
+    total = 0
+    for table in cast(Any, run.kept("rollouts")).pieces(["prompt_ids", "train_prompt_ids"]):
+        compared = to_numpy(table[0].is_valid()) & to_numpy(table[1].is_valid())
+        if not compared.all():
+            return False
+        total += len(compared)
+        if table[0].to_pylist() != table[1].to_pylist():
+            return False
+    return total > 0
+
+
+def _weights(run: Run) -> list[str]:
+    """What syncs say, where some were recorded."""
+    rows = sync_rows.rows_of(run)
+    unseen = [row for row in rows if not sync_rows.is_compared(row)]
+    if any(weights_not_synced.LORA in row["name"] for row in unseen) or any(row["adapter_scale"] == 0 for row in rows):
+        return ["adapter-unseen"]
+    return ["weights-equal"] if rows and not unseen and not weights_not_synced.check(run) else []
