@@ -32,6 +32,7 @@ def _cause(slug: str, block: dict[str, Any]) -> Cause:
         settles=block["settles"],
         needs=tuple(block.get("needs", ())),
         excludes=tuple(block.get("excludes", ())),
+        effort=block.get("effort", "step"),
         slug=slug,
         manual=block["manual"].strip(),
     )

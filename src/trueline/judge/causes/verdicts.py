@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from trueline.judge.actions import record_step
-from trueline.judge.causes.cause import Cause
+from trueline.judge.causes.cause import EFFORTS, Cause
 from trueline.judge.causes.library import known_causes
 from trueline.judge.causes.posterior import UNKNOWN, exclusions, explained_by, hints, leading, posterior
 from trueline.judge.causes.signs import Signs, is_fact, signs_of
@@ -233,7 +233,8 @@ def _verdict(
     lacking = [code for code in cause.codes if code in signs.silent.difference(weak) and cause.shows[code] != "often"]
     lacking_data = [f"{capitalized(why)}." for _, why in missing] if tied else []
     rivals = [rival for rival in tied if rival is not cause]
-    settles = [candidate.settles for candidate in (cause, *rivals)][:_MAX_SETTLED]
+    cheapest = sorted((cause, *rivals), key=lambda candidate: EFFORTS.index(candidate.effort))
+    settles = [candidate.settles for candidate in cheapest][:_MAX_SETTLED]
     return CauseVerdict(
         cause=cause.slug,
         standing=standing,
