@@ -51,7 +51,9 @@ def record(
     coarser of both sides), ``engine``. ``more`` are further columns of the table: ``logp_update``, ``odds_rollout`` and
     ``odds_train``, ``mass_above``, ``top_train`` and ``logp_top`` (the token that the trainer thinks likeliest, and its
     log-probability), ``train_prompt_ids``, ``train_response_ids``, ``reward``, ``reward_again``, ``advantage``,
-    ``group``.
+    ``group``, and of a mixture of experts ``experts_rollout`` and ``experts_train``, the experts
+    [B, L, layers, slots] that were chosen at the position from which the token is predicted, ``expert_weights_rollout``
+    and ``expert_weights_train`` their weights, of which numbers of layers that differ are kept.
 
     Returns whether the rows were kept. It never raises: what does not fit is left out with a note, and a warning says
     once what could not be written.
@@ -61,6 +63,7 @@ def record(
         batch = importlib.import_module("trueline.rl.batch")
         errors = importlib.import_module("trueline.schema.errors")
         columns = {*batch.TOKEN_COLUMNS, *batch.RESPONSE_IDS, *batch.ID_COLUMNS, *batch.SCALAR_COLUMNS}
+        columns = (columns | {*batch.ROUTING_ARGUMENTS}) - {*batch.ROUTING_COLUMNS}
         unknown = sorted(set(more) - columns)
         if unknown:
             raise errors.InputError(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.rl.routing import ROUTING_ARGUMENTS, ROUTING_COLUMNS, compare_routing
 from trueline.schema.columns.rollouts import Lists, TableRows, misfit
 from trueline.schema.errors import InputError
 from trueline.schema.text.secrets import redacted
@@ -22,7 +23,7 @@ from trueline.schema.text.words import counted
 
 TOKEN_COLUMNS: tuple[str, ...] = (
     *("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train"),
-    *("mass_above", "logp_top"),
+    *("mass_above", "logp_top", *ROUTING_COLUMNS),
 )
 """Columns with a number for each response token."""
 RESPONSE_IDS: tuple[str, ...] = ("response_ids", "top_train")
@@ -56,10 +57,14 @@ def rows_of(step: int, batch: Mapping[str, Any], sampling: Mapping[str, Any] | N
         if batch.get(name) is not None
     }
     count = _count(per_token)
+    routing, layers, routing_notes = _routing(batch, count)
+    per_token |= routing
     sequences = [
         _sequence({name: lists[i] if i < len(lists) else None for name, lists in per_token.items()})
         for i in range(count)
     ]
+    for sequence, note in zip(sequences, routing_notes, strict=True):
+        sequence.notes += filter(None, [note])
     for name, lists in per_token.items():
         for sequence in sequences[len(lists) :]:
             sequence.notes.append(f"{name} has {counted(len(lists), 'sequence')} of {count}")
@@ -70,10 +75,37 @@ def rows_of(step: int, batch: Mapping[str, Any], sampling: Mapping[str, Any] | N
     for name in SCALAR_COLUMNS:
         if batch.get(name) is not None:
             columns[name] = _scalars(name, batch[name], sequences)
+    if any(layers):
+        columns["routed_layers"] = layers
     if sampling:
         columns["sampling"] = [json.dumps(redacted(dict(sampling)), sort_keys=True, default=str)] * count
     columns["note"] = ["; ".join(sequence.notes) or None for sequence in sequences]
     return TableRows("rollouts", int(step), count, columns)
+
+
+def _routing(
+    batch: Mapping[str, Any], count: int
+) -> tuple[dict[str, list[NDArray[Any] | None]], list[int | None], list[str]]:
+    """Columns of routing, the number of layers with experts, and what could not be taken, of each sequence."""
+    given = {name: list(batch[name]) for name in ROUTING_ARGUMENTS if batch.get(name) is not None}
+    layers: list[int | None] = [None] * count
+    notes = [""] * count
+    columns: dict[str, list[NDArray[Any] | None]] = {}
+    for index in range(count if given else 0):
+        sides = [_array(given[name][index]) if index < len(given.get(name, ())) else None for name in ROUTING_ARGUMENTS]
+        shapes = {side.shape for side in sides if side is not None}
+        if len(shapes) > 1 or any(len(shape) != 3 for shape in shapes):
+            says = ", ".join(str(shape) for shape in sorted(shapes))
+            notes[index] = f"experts and their weights have shapes {says}, expected [tokens, layers, slots] of both"
+            continue
+        rollout, train, *weights = sides
+        layers[index] = next(iter(shapes))[1] if shapes else None
+        if rollout is None or train is None:
+            continue
+        both = (weights[0], weights[1]) if weights[0] is not None and weights[1] is not None else None
+        for name, values in compare_routing(rollout, train, both).items():
+            columns.setdefault(name, [None] * count)[index] = values
+    return columns, layers, notes
 
 
 def _count(per_token: Mapping[str, Sequence[Any]]) -> int:

@@ -100,7 +100,8 @@ class _RayTrainer(_Verl):
         rows = self._select(_uids(batch), length)
         entropy = outputs.batch.get("entropys", None)
         mask = batch.batch["response_mask"][rows]
-        return _Computed(rows, {"mask": mask, "entropy": None if entropy is None else entropy[rows]})
+        columns = {"mask": mask, "entropy": None if entropy is None else entropy[rows]}
+        return _Computed(rows, columns | {"experts_train": _experts(outputs, batch, rows)})
 
     def _trains(self, original: Callable[..., Any], trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         self.try_to(self._keep_batch, trainer, batch)
@@ -130,6 +131,8 @@ class _RayTrainer(_Verl):
             "logp_rollout": select("rollout_log_probs"),
             "reward": None if scores is None else scores.sum(-1),
         }
+        if columns.get("experts_train") is None:
+            columns["experts_rollout"] = _experts(batch, batch, rows)
         if "min_global_steps" in others:
             columns["versions"] = [others["min_global_steps"][row] for row in rows]
         groups = _uids(batch)
@@ -206,6 +209,17 @@ def _uids(batch: Any) -> list[str]:
 def _prompt_of(key: str) -> str:
     """Of a key of a sample, PROMPT_ROLLOUT_OUTPUT, the prompt."""
     return key.rsplit("_", 2)[0]
+
+
+def _experts(outputs: Any, batch: Any, rows: list[int]) -> Tensor | None:
+    """The experts [B, L, layers, slots] that ``outputs`` has, at the positions before each token of the responses; None
+    where there are none, or in another form. verl has those of one side: the trainer replays what the engine chose.
+    """
+    experts, length = outputs.batch.get("routed_experts", None), batch.batch["responses"].shape[1]
+    width = batch.batch["prompts"].shape[1] + length
+    if not isinstance(experts, Tensor) or experts.is_nested or experts.ndim != 4 or experts.shape[1] != width:
+        return None
+    return experts[rows, -length - 1 : -1]
 
 
 def _declared(rollout: Any) -> dict[str, Any]:

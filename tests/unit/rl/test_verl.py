@@ -22,6 +22,7 @@ from trueline.rl import frameworks
 
 PROMPTS, GROUP, P, L = 3, 2, 3, 4
 SIZE = PROMPTS * GROUP
+MORE: dict[str, torch.Tensor] = {}
 
 
 class Config(dict):
@@ -52,7 +53,7 @@ def columns(step):
         "attention_mask": torch.cat([prompt_mask, mask], 1),
         "response_mask": mask,
         "rollout_log_probs": -ids / 1e4,
-    }
+    } | MORE
 
 
 def rewards(ids):
@@ -247,6 +248,15 @@ def test_where_the_engines_are_taken_for_the_trainers_nothing_is_compared(made, 
         trainer.step()
     assert caplog.text.count("bypass_mode") == 1
     assert {row["logp_train"] for row in rows() if row["logp_train"] is not None} == set()
+
+
+def test_of_replayed_experts_the_engines_are_there(made, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "MORE", {"routed_experts": torch.zeros(SIZE, P + L, 5, 2)})
+    made(RAY)().step()
+    found = rows()
+    assert len(found) == SIZE
+    assert {row["routed_layers"] for row in found} == {5}
+    assert "routing-differs" not in trueline.check("runs/rollouts").checks_run
 
 
 def test_rewards_less_a_penalty_have_no_groups(made):

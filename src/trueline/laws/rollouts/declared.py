@@ -12,6 +12,7 @@ LAW = Law(
         "prefill-diverges": Code(explains=("*rollout-gap",)),
         "recorded-logprobs-wrong": Code(explains=("*rollout-gap",)),
         "reward-differs": Code(),
+        "routing-differs": Code(explains=("*rollout-gap",)),
         "sampling-mismatch": Code(
             explains=("recorded-logprobs-wrong", "prefill-diverges", "decode-diverges", "*rollout-gap")
         ),

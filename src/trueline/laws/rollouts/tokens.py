@@ -344,6 +344,11 @@ def tokens_of(table: Any) -> Tokens:
     return Tokens(values, sequence, position, length, sampled, rounding, bound, log_words, repeats)
 
 
+def per_token(table: Any, name: str, tokens: Tokens) -> Floats:
+    """[N] a further column of lists of ``table``, of which ``tokens`` are; NaN where a sequence has none."""
+    return _values(table, name, tokens.length, np.nan)
+
+
 def sampling_of(table: Any) -> tuple[list[Mapping[str, Any]], Ints]:
     """What was declared of the sampling, each once, and [R] which of these a sequence has."""
     texts: Any = table["sampling"].fill_null("{}").combine_chunks().dictionary_encode()

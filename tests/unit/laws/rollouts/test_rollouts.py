@@ -198,7 +198,7 @@ def test_a_log_of_means_that_is_well_says_how_much_was_looked_at(tmp_path: Path)
     import_rollouts(str(tmp_path / "log.jsonl"), str(tmp_path / "run"), rows_of, version="")
     report = trueline.check(tmp_path / "run")
     assert (report.exit_code, report.findings) == (3, ())
-    assert "2 of 10 checks of rollouts had what they need; these found nothing" in report.verdict.line
+    assert "2 of 11 checks of rollouts had what they need; these found nothing" in report.verdict.line
 
 
 @pytest.mark.parametrize("told", [("entropy", "varentropy"), ("entropy",)])
