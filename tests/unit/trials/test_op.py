@@ -230,3 +230,29 @@ def test_devices_that_cannot_be_voted_on_are_one_sentence(tmp_path, op, asked, t
     assert (code, found) == (2, {})
     assert told in err
     assert not (tmp_path / "proof").exists(), "what cannot be asked writes nothing"
+
+
+def normed(x, w):
+    return F.layer_norm(x * w[0], (8,), w[1], w[2])
+
+
+def test_a_sum_of_16_bits_is_said_to_be_one_beside_the_bound_of_float32(tmp_path, op):
+    """On a CPU torch 2.13 adds up the gradients of a LayerNorm's weight in bfloat16."""
+    rows = 4096
+    for dtype in (torch.bfloat16, torch.float32):
+        run = recorded(tmp_path / str(dtype), normed, rows=rows, width=8, dtype=dtype)
+        _, document, _ = op(run, sites(run, "layer_norm")[0], "--overwrite")
+        weight, unit = document["outputs"]["grad of weight"], torch.finfo(dtype).eps / 2
+        assert weight["verdict"] == "within"
+        # half of the outputs are below 0 and have no gradient: the terms that add up are a quarter of all at least
+        assert unit < weight["sum_bound"] < unit + 4 * rows * 2**-24
+        assert ("added up in fewer bits" in weight["why"]) == (dtype is torch.bfloat16)
+        assert "sum_bound" not in document["outputs"]["out0"]
+
+
+def test_drawn_rows_that_repeat_are_those_of_the_folder(tmp_path, op, script):
+    run = recorded(tmp_path / "run", normed, rows=4096, width=8, dtype=torch.bfloat16, depth="stats")
+    code, document, _ = op(run, sites(run, "layer_norm")[0])
+    assert (code, document["answer"]) == (3, "undecided")
+    assert any("with three of four rows alike" in line for line in document["says"])
+    assert script()[0] == 1

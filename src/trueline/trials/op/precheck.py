@@ -8,7 +8,6 @@ accelerator only where the same dtype on the CPU is within that, and with a benc
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import shlex
@@ -22,15 +21,12 @@ from trueline.schema.finding import Finding, documents_of
 from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 from trueline.trials.frame.trial import Answer, Arm, TrialAnswer
-from trueline.trials.op.judged_call import JudgedCall, judged_call
+from trueline.trials.op.judged_call import JudgedCall, judged_on
 from trueline.trials.op.places import calls_at
 from trueline.trials.op.proof import LIMIT
 from trueline.trials.op.recorded_calls import RecordedCall, op_steps, recorded_calls
 
 QUESTION = "Is the error of any recorded operation on this device more than rounding explains?"
-GROSS_REL = 0.01
-"""The error that rows which repeat must make to take an answer back: additions that all round to one side are off by
-n u / 2 after n terms, in float32 by 0.006 after 200,000, and that is no fault of a kernel."""
 
 Outcome = Literal["within", "beyond", "cannot tell", "not judged"]
 OUTCOMES: tuple[Outcome, ...] = ("beyond", "cannot tell", "not judged", "within")
@@ -60,6 +56,13 @@ class CheckedOp:
     def repeats(self) -> bool:
         """Whether the second call returned the bits of the first."""
         return all(output["repeats"] for output in self.outputs.values())
+
+    @property
+    def is_narrow_sum(self) -> bool:
+        """Whether an output is further off than a sum in float32 can be."""
+        return any(
+            output["rel"] > LIMIT * output["sum_bound"] for output in self.outputs.values() if "sum_bound" in output
+        )
 
     def worst(self) -> tuple[str, Mapping[str, Any]]:
         """The slot, and what is known of the output, that decides the outcome."""
@@ -150,29 +153,12 @@ def _checked(
     facts = (key, call.site, call.api, len(same_calls))
     judged: JudgedCall | None = None
     try:
-        judged = judged_call(run, call)
-        outputs = judged.on(device, benchmark.get(key))
-        # rows that repeat are the worst for sums, and statistics do not show whether they did
-        if judged.inputs.drawn and judged.adds_up and all(output["verdict"] == "within" for output in outputs.values()):
-            with contextlib.suppress(CannotTell):
-                _by_rows_that_repeat(judged_call(run, call, repeated=True), device, outputs)
+        judged, outputs = judged_on(run, call, device, benchmark=benchmark.get(key))
     except CannotTell as why:
         return CheckedOp(*facts, "not judged", {}, () if judged is None else judged.inputs.drawn, str(why))
     verdicts = {output["verdict"] for output in outputs.values()}
     outcome: Outcome = next((verdict for verdict in OUTCOMES if verdict in verdicts), "not judged")
     return CheckedOp(*facts, outcome, outputs, judged.inputs.drawn, "" if verdicts else "no output has a float64 form")
-
-
-def _by_rows_that_repeat(repeating: JudgedCall, device: str, outputs: dict[str, dict[str, Any]]) -> None:
-    """Take back that outputs are within rounding which are not where rows of the drawn inputs repeat."""
-    for slot, error in repeating.on(device).items():
-        if slot in outputs and error["verdict"] == "beyond" and error["rel"] > GROSS_REL:
-            outputs[slot] |= {
-                "verdict": "cannot tell",
-                "lacks": "values",
-                "why": f"{outputs[slot]['rel']:.2g} with numbers drawn to the recorded statistics, {error['rel']:.2g} "
-                "where their rows repeat: which the Run had was not kept",
-            }
 
 
 def _is_stored(call: RecordedCall) -> bool:
@@ -198,6 +184,12 @@ def _answer(checked: Sequence[CheckedOp], device: str, proofs: Mapping[str, str]
     for op in (*beyond, *untold):
         slot, error = op.worst()
         says.append(f"{op.outcome}: {op.api} at {op.site}:{slot}: {error['why']}.")
+    narrow = [op.api.rpartition(".")[2] for op in judged if op.outcome == "within" and op.is_narrow_sum]
+    if narrow:
+        says.append(
+            f"{counted(len(narrow), 'sum')} within their law, which are added up in fewer bits than float32: "
+            f"{', '.join(dict.fromkeys(narrow))}; `sum_bound` of an output is what float32 makes at most."
+        )
     for why in dict.fromkeys(op.why for op in not_judged):
         names = [op.api.rpartition(".")[2] for op in not_judged if op.why == why]
         text = ", ".join(dict.fromkeys(names))

@@ -17,7 +17,7 @@ from trueline.store.reader import Run
 from trueline.store.records.tensor_files import TensorFile
 from trueline.trials.frame.trial import Answer, Arm, TrialAnswer
 from trueline.trials.op import proof, recalled
-from trueline.trials.op.judged_call import JudgedCall, judged_call
+from trueline.trials.op.judged_call import JudgedCall, judged_on
 from trueline.trials.op.places import calls_at
 from trueline.trials.op.recorded_calls import RecordedCall
 
@@ -92,8 +92,7 @@ def _judged(
 ) -> tuple[JudgedCall | None, dict[str, dict[str, Any]], str]:
     """The call and its outputs as they are judged, or why they cannot be."""
     try:
-        judged = judged_call(run, call, seed=seed)
-        return judged, judged.on(device), ""
+        return *judged_on(run, call, device, seed=seed), ""
     except CannotTell as why:
         return None, {}, str(why)
 
@@ -158,7 +157,10 @@ def _says(judged: JudgedCall, outputs: Mapping[str, Mapping[str, Any]]) -> tuple
         if not output["repeats"]:
             says.append(f"{slot}: a second call with the same inputs returns other bits.")
     if judged.inputs.drawn:
-        says.append(f"Drawn to the recorded statistics, as they were not stored: {', '.join(judged.inputs.drawn)}.")
+        alike = ", with three of four rows alike" if judged.repeated else ""
+        says.append(
+            f"Drawn to the recorded statistics{alike}, as they were not stored: {', '.join(judged.inputs.drawn)}."
+        )
     return tuple(says)
 
 
