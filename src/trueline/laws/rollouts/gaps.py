@@ -29,8 +29,10 @@ CEILING_OTHERWISE = 0.1
 """
 
 
-FLOAT32_SHARE = 0.2
-"""Share of its tokens by which a sequence shows that both sides compute in float32."""
+FLOAT32_SHARE, FLOAT32_TOKENS = 0.8, 6
+"""Share of its tokens, and fewest of them, by which a sequence shows that both sides compute in float32: nearly all are
+so close there. Where both round logits of deviation 12 to bfloat16, up to 0.55 are, as the likeliest round alike.
+"""
 FLOAT32_ROWS = 8
 """Sequences that show it."""
 
@@ -44,7 +46,7 @@ def _dtype(rows: Rows) -> Any:
     declared = rows.declared("dtype")
     if declared is not None:
         return declared
-    fine_R = rows.sums["fine"] > FLOAT32_SHARE * np.maximum(rows.sums["roomy"], 1)
+    fine_R = rows.sums["fine"] > FLOAT32_SHARE * np.maximum(rows.sums["roomy"], FLOAT32_TOKENS)
     return "float32" if int(fine_R.sum()) >= FLOAT32_ROWS else None
 
 

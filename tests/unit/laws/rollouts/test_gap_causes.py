@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 import torch
 from gallery.rollouts.drawn import Made, at, drawn, softmax
+from gallery.rollouts.loop import Loop
+from gallery.rollouts.policy import Policy
 from tests.unit.made_rollouts import recorded
 
 import trueline
 from trueline.judge.causes.verdicts import CauseVerdict
+from trueline.laws.rollouts.gaps import dtype_text
+from trueline.laws.rollouts.rows import rows_of
 
 Batch = dict[str, Any]
 
@@ -244,3 +248,28 @@ def test_prompts_that_are_not_known_to_be_equal_are_among_the_candidates(tmp_pat
         steps = [line for line in verdict.next if line.startswith(("Print the prompt's", "Compute both sides"))]
         assert steps[0].startswith("Print the prompt's token ids")
         assert len(steps) > 1
+
+
+@pytest.mark.parametrize("scale", [2.5, 40.0])
+@pytest.mark.parametrize("rounded", [True, False])
+def test_sequences_of_bfloat16_do_not_pass_for_float32(tmp_path: Path, scale: float, rounded: bool) -> None:
+    """Logits that both sides round may round alike, so that a token is closer than bfloat16 computes."""
+    loop = Loop("bfloat16", size=64, length=32)
+    loop.policy = Policy(vocabulary=256, scale=scale)
+    logits = loop._logits
+    loop._logits = lambda *given: logits(*given).bfloat16().float() if rounded else logits(*given)
+    loop._declared = dict
+    loop.run(3, str(tmp_path / "run"))
+    rows = rows_of(trueline.open_run(tmp_path / "run"))
+    assert dtype_text(rows) == "in a dtype that was not declared"
+
+
+def test_sequences_that_are_as_close_as_float32_show_it(tmp_path: Path) -> None:
+    def undeclared(batch: Batch) -> None:
+        batch["sampling"] = {}
+        _off_by(made, 0.02, 40)
+
+    made = Made(size=64)
+    run = recorded(tmp_path, made, change=undeclared)
+    (found,) = (each for each in trueline.check(run).findings if each.code == "logprob-gap")
+    assert "rounding explains in float32, which some sequences show" in found.claim
