@@ -37,7 +37,8 @@ def stamps(run_path: str) -> Stamps:
     """
     stamp_by_path: Stamps = {}
     restarts = sorted(glob.glob(path_of_restart(glob.escape(run_path), "*")))
-    for path in (run_path, *restarts, path_of_rollouts(run_path)):
+    rollouts = sorted(glob.glob(f"{glob.escape(path_of_rollouts(run_path))}*"))
+    for path in (run_path, *restarts, *rollouts):
         try:
             manifest = os.stat(Path(path) / "manifest.json")
         except OSError:

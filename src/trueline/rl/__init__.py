@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -182,7 +183,7 @@ def _open_run(path: str, rank: int) -> Any:
 
     writer = importlib.import_module("trueline.store.writer")
     manifests = importlib.import_module("trueline.schema.files.run_manifest")
-    path = path if rank == 0 else f"{path}.rank-{rank}"
+    path = _free_beside(path if rank == 0 else f"{path}.rank-{rank}")
     if os.path.isdir(path) and os.listdir(path):
         errors = importlib.import_module("trueline.schema.errors")
         raise errors.InputError(f"'{path}' is not empty. Pass another out to trueline.rl.record, or remove it first.")
@@ -192,3 +193,12 @@ def _open_run(path: str, rank: int) -> Any:
         manifests.Manifest(trueline_version=trueline.__version__, adapter="", data_parallel_ranks=[rank]), env
     )
     return sink
+
+
+def _free_beside(path: str) -> str:
+    """``path``, or where it is that of a job's rollouts and an earlier process of the job has it, one beside it."""
+    child_env = importlib.import_module("trueline.capture.child_env")
+    if path != child_env.path_of_rollouts(os.environ.get(child_env.RUN, "")):
+        return path
+    paths = (path if number == 0 else child_env.path_of_restart(path, str(number)) for number in itertools.count())
+    return next(candidate for candidate in paths if not os.path.isdir(candidate) or not os.listdir(candidate))

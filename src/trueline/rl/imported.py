@@ -20,12 +20,19 @@ Then = Callable[[ModuleType], None]
 def after_import(name: str, then: Then) -> None:
     """Call ``then`` with the module of this name: now if there is one, else once it has been imported."""
     module = sys.modules.get(name)
-    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+    if module is not None and not _is_partial(module):
         _call(then, module)
         return
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _finder.waiting.setdefault(name, []).append(then)
+    if module is not None:
+        _finder.partial.add(name)
+
+
+def _is_partial(module: ModuleType) -> bool:
+    """True while the module is being imported."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -33,8 +40,20 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Then]] = {}
+        self.partial: set[str] = set()
+        """Modules whose import had begun before they were waited for: the next import of anything tells their end."""
+
+    def _tell_partial(self) -> None:
+        for name in [*self.partial]:
+            module = sys.modules.get(name)
+            if module is None or not _is_partial(module):
+                self.partial.discard(name)
+                for then in self.waiting.pop(name, []) if module is not None else []:
+                    _call(then, module)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if self.partial:
+            self._tell_partial()
         if name not in self.waiting:
             return None
         # Others may have finders of their own, as installations that can be edited: the first that knows it has it.

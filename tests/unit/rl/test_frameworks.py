@@ -258,3 +258,21 @@ def test_an_import_does_not_fail_for_what_waits_for_it(monkeypatch, tmp_path, ca
     assert seen == [module.value] == [1]
     assert "waited_for is not followed: ZeroDivisionError" in caplog.text
     del sys.modules["waited_for"]
+
+
+def test_a_module_that_is_being_imported_is_told_of_at_the_next_import(monkeypatch, tmp_path):
+    """As where the framework's module is the first that imports torch, and with it what follows."""
+    (tmp_path / "begun.py").write_text(
+        "from trueline.rl import imported\n"
+        "seen = []\n"
+        "imported.after_import('begun', lambda module: seen.append(module.value))\n"
+        "import json.tool\n"
+        "value = 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("begun")
+    assert module.seen == []
+    monkeypatch.delitem(sys.modules, "json.tool", raising=False)
+    importlib.import_module("json.tool")
+    assert module.seen == [1]
+    del sys.modules["begun"]

@@ -90,6 +90,8 @@ def command(
         if ref is not None:
             _require_reference(ref, out)
         _require_free_path(out, overwrite=overwrite, resume=resume)
+        if not resume:
+            _free_rollouts(out, overwrite=overwrite)
         if collect is not None:
             _require_destination(collect, out)
     plan_keys = plan_chosen.model_dump(mode="json")
@@ -219,6 +221,19 @@ def _require_free_path(run_path: str, *, overwrite: bool, resume: bool) -> None:
                 f"'{run_path}' already holds a Run. Pass another --out, --resume to go on with it, or --overwrite to "
                 "replace it."
             )
+
+
+def _free_rollouts(run_path: str, *, overwrite: bool) -> None:
+    """Remove the rollouts that an earlier command recorded beside the Run, or raise ``RunExistsError`` for them. No
+    process of the command does: it could be the second to record.
+    """
+    from trueline.capture.child_env import path_of_rollouts
+    from trueline.store.log.claim import claim
+
+    path = path_of_rollouts(run_path)
+    if os.path.isdir(path):
+        claim(path, overwrite=overwrite)
+        os.rmdir(path)
 
 
 def _require_destination(destination: str, run_path: str) -> None:

@@ -101,6 +101,18 @@ def test_a_gap_at_all_tokens_alike_is_of_another_cause(tmp_path: Path, ties: flo
     assert set(_named(run)) & {"implementations-differ", "routing-differs"} == {"implementations-differ"}
 
 
+def test_experts_that_differ_where_the_gap_is_not_are_excluded(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+
+    def change(batch: dict[str, Any]) -> None:
+        other = torch.rand(B, L, generator=random) < 0.3
+        batch["experts_train"] = torch.where(other[..., None, None], batch["experts_train"] + 1, batch["experts_train"])
+
+    run = recorded(tmp_path, Mixture(noise=0.5), change)
+    assert "routing-differs" in trueline.check(run).checks_run
+    assert "routing-differs" not in _named(run)
+
+
 def test_where_the_same_experts_have_a_gap_too_the_cause_stays_open(tmp_path: Path) -> None:
     run = recorded(tmp_path, Mixture(ties=0.2))
     assert "routing-differs" not in trueline.check(run).checks_run
