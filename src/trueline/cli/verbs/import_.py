@@ -100,8 +100,8 @@ def rl(
     source: Annotated[
         str,
         typer.Argument(
-            help="A log or dump of verl, TRL, OpenRLHF, slime or NeMo-RL (.jsonl, .json, .pt, .safetensors), or a "
-            "directory of such.",
+            help="A log or dump of verl, TRL, OpenRLHF, slime, NeMo-RL or AReaL (.jsonl, .json, .pt, .safetensors), or "
+            "a directory of such.",
             metavar="SRC",
         ),
     ],
