@@ -1,7 +1,7 @@
 """The recorders of rollouts on the frameworks' own classes: each makes a batch by code of its own, and what Trueline
 records of it is compared with what went in.
 
-    python -m benchmarks.frameworks.rollouts verl|openrlhf|nemo_rl|areal|slime FOLDER
+    python -m benchmarks.frameworks.rollouts verl|verl_v1|openrlhf|nemo_rl|areal|slime FOLDER
 
 FOLDER is where the Run goes. Needed are the framework (verl 0.9.1, openrlhf 0.11.2, areal 1.0.4 of PyPI; NVIDIA-NeMo/RL
 7ea279a and THUDM/slime 624b824 as sources on PYTHONPATH) and what it imports on a CPU. What cannot be installed without
@@ -186,6 +186,79 @@ def verl(made: dict[str, torch.Tensor]) -> None:
     trainer._update_actor(batch)
 
 
+def verl_v1(made: dict[str, torch.Tensor]) -> None:
+    """Of ``trainer.use_v1``, with a stand-in for TransferQueue."""
+    from omegaconf import OmegaConf
+    from tensordict import NonTensorStack, TensorDict  # type: ignore[import-not-found]
+    from transfer_queue import KVBatchMeta  # type: ignore[import-not-found]
+    from verl.trainer.ppo.v1 import trainer_base  # type: ignore[import-not-found]
+
+    class Queue:
+        def __init__(self) -> None:
+            self.held: dict[str, dict[str, Any]] = {}
+
+        def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+            names = [name for name in select_fields if name in self.held[keys[0]]]
+            values = {name: [self.held[key][name] for key in keys] for name in names}
+            return TensorDict(
+                {
+                    name: NonTensorStack(*rows)
+                    if isinstance(rows[0], str)
+                    else torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+                    for name, rows in values.items()
+                },
+                batch_size=len(keys),
+            )
+
+        def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> Any:
+            for name in fields.keys():  # noqa: SIM118  (a TensorDict iterates over rows)
+                for key, row in zip(keys, fields[name].unbind(), strict=True):
+                    self.held[key][name] = row
+            return KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id=partition_id)
+
+    class Workers:
+        """Computes log-probabilities of the tokens ahead, as the actor's workers do."""
+
+        def compute_log_prob(self, batch: Any) -> Any:
+            for row, key in enumerate(batch.keys):
+                held = queue.held[key]
+                length = P + len(held["responses"])
+                held |= {"log_probs": made["train"][row].roll(-1)[:length], "entropy": torch.ones(length)}
+            return batch
+
+    queue = trainer_base.tq = Queue()
+    STAND_INS.add("transfer_queue")
+    for row in range(B):
+        length = int(made["mask"][row].sum())
+        score = torch.zeros(length)
+        score[-1] = row
+        queue.held[f"u{row // GROUP}_{row % GROUP}_0"] = {
+            "uid": f"u{row // GROUP}",
+            "prompts": made["ids"][row, :P],
+            "responses": made["ids"][row, P : P + length],
+            "response_mask": made["mask"][row, P : P + length],
+            "rollout_log_probs": made["rollout"][row, P : P + length],
+            "rm_scores": score,
+        }
+    hooks = dict.fromkeys(trainer_base.PPOTrainer.__abstractmethods__, lambda self: None)
+    trainer = object.__new__(type("Trainer", (trainer_base.PPOTrainer,), hooks))
+    rollout = {"name": "vllm", "temperature": 1.0, "dtype": "bfloat16", "n": GROUP, "response_length": L}
+    trainer.config = OmegaConf.create(
+        {
+            "actor_rollout_ref": {
+                "actor": {"loss_agg_mode": "token-mean", "loss_scale_factor": None},
+                "rollout": rollout | {"calculate_log_probs": True},
+            },
+            "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False, "gamma": 1.0, "lam": 1.0},
+        }
+    )
+    trainer.actor_rollout_wg, trainer.global_steps = Workers(), 1
+    tags = [{"min_global_steps": 0} for _ in queue.held]
+    batch = KVBatchMeta(keys=list(queue.held), tags=tags, partition_id="train")
+    batch = trainer._compute_old_log_prob(batch, {})
+    trainer._compute_advantage(batch, {})
+
+
 def openrlhf(made: dict[str, torch.Tensor]) -> None:
     from openrlhf.trainer import ppo_trainer  # type: ignore[import-not-found]
     from openrlhf.trainer.ppo_utils.experience import Experience  # type: ignore[import-not-found]
@@ -296,12 +369,14 @@ def main(name: str, folder: Path) -> None:
         getattr(transformers, lazily)
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
-    if name != "verl":  # which does without what is not there
+    if not name.startswith("verl"):  # which does without what is not there
         sys.meta_path.append(_StandIns())
-    rl.follow(name)
+    rl.follow(name.removesuffix("_v1"))
     torch.manual_seed(0)
     made = sequences()
-    {"verl": verl, "openrlhf": openrlhf, "nemo_rl": nemo_rl, "areal": areal, "slime": slime}[name](made)
+    {"verl": verl, "verl_v1": verl_v1, "openrlhf": openrlhf, "nemo_rl": nemo_rl, "areal": areal, "slime": slime}[name](
+        made
+    )
     rl.close()
     rows = trueline.open_run("runs/rollouts").kept("rollouts").table().to_pylist()
     assert len(rows) == B, len(rows)

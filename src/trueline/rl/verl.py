@@ -154,8 +154,11 @@ class _Trainer(_Verl):
 
     def _take(self, trainer: Any, batch: Any) -> _Computed:
         length = trainer.config.actor_rollout_ref.rollout.response_length
-        keys = [batch.keys[row] for row in self._select([_prompt_of(key) for key in batch.keys], length)]
-        return _Computed(keys, self._read(batch, keys, FIELDS))
+        rows = self._select([_prompt_of(key) for key in batch.keys], length)
+        keys = [batch.keys[row] for row in rows]
+        # what is handed on from here need not have the tags of samples
+        versions = {"versions": [batch.tags[row].get("min_global_steps") for row in rows]}
+        return _Computed(keys, self._read(batch, keys, FIELDS) | versions)
 
     def _values(self, original: Callable[..., Any], trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         valued = original(trainer, batch, *args, **kwargs)
@@ -182,8 +185,7 @@ class _Trainer(_Verl):
             "entropy": select("entropy"),
             "reward": None if scores is None else [float(score.sum()) for score in scores],
         }
-        tags = dict(zip(batch.keys, batch.tags, strict=True))
-        columns["versions"] = [tags[key].get("min_global_steps") for key in keys]
+        columns["versions"] = select("versions")
         advantages = self._read(batch, keys, ["advantages"]).get("advantages")
         self._keep(trainer, columns, [_prompt_of(key) for key in keys], advantages, select("old_log_probs"))
 
