@@ -79,7 +79,7 @@ def main() -> None:
         ),
         "## In three lines",
         REPRODUCED,
-        *_reproduced(reproductions, surveys),
+        *_reproduced(reproductions, surveys, options.device),
         "## Not judged",
         _not_judged(surveys),
     )
@@ -140,27 +140,30 @@ def _worse(surveys: Mapping[str, Survey]) -> Iterator[list[Any]]:
         ]  # fmt: skip
 
 
-def reproduced(reproduction: Mapping[str, str]) -> tuple[float, float]:
-    """What torch returns, and what is exact."""
+def reproduced(reproduction: Mapping[str, str], device: str = "cpu") -> tuple[float, float]:
+    """What torch returns on ``device``, and what is exact."""
     names: dict[str, Any] = {"torch": torch, "F": functional, "b16": torch.bfloat16}
-    exec(reproduction["code"], names)
+    with torch.device(device):
+        exec(reproduction["code"], names)
     return float(names["result"].detach()), float(eval(reproduction["exact"], {"math": math}))
 
 
-def _reproduced(reproductions: Mapping[str, Mapping[str, str]], surveys: Mapping[str, Survey]) -> Iterator[str]:
+def _reproduced(
+    reproductions: Mapping[str, Mapping[str, str]], surveys: Mapping[str, Survey], device: str
+) -> Iterator[str]:
     named = list(dict.fromkeys(judged.call.name for judged in worst_of_all(surveys)))
-    yield from (_in_three_lines(kernel, reproductions[kernel]) for kernel in named if kernel in reproductions)
+    yield from (_in_three_lines(kernel, reproductions[kernel], device) for kernel in named if kernel in reproductions)
     suspicions = [f"`{kernel}`" for kernel in named if kernel not in reproductions]
     if suspicions:
         yield f"Not reproduced by hand, and so no more than suspicions: {', '.join(suspicions)}."
     left = [kernel for kernel in reproductions if kernel not in named]
     if left:
         yield "### Worse by these numbers, and not by those above"
-        yield from (_in_three_lines(kernel, reproductions[kernel]) for kernel in left)
+        yield from (_in_three_lines(kernel, reproductions[kernel], device) for kernel in left)
 
 
-def _in_three_lines(kernel: str, reproduction: Mapping[str, str]) -> str:
-    actual, exact = reproduced(reproduction)
+def _in_three_lines(kernel: str, reproduction: Mapping[str, str], device: str) -> str:
+    actual, exact = reproduced(reproduction, device)
     return (
         f"`{kernel}`: {actual:g}, exact {exact:g} ({reproduction['how']}). Issue: "
         f"{reproduction.get('issue', 'none known: new')}.\n\n```python\n{reproduction['code'].strip()}\n```"
