@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 
@@ -12,7 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import trueline
+from trueline.judge.recorded.operations import operations_of
+from trueline.judge.recorded.step_values import StepValues, Value
 from trueline.schema.errors import InputError
+from trueline.schema.site import Site
 from trueline.trials.op.places import calls_at
 
 
@@ -25,11 +29,11 @@ class Tokens(nn.Module):
         self.norm = nn.LayerNorm(8, dtype=dtype)
 
     def forward(self, ids):
-        x = self.norm(self.norm(self.embed(ids)).tanh())  # called here
+        x = self.norm(self.norm(self.embed(ids)).tanh())
         return F.linear(x, self.embed.weight).float().square().mean()
 
 
-LINE = "test_places.py:28"
+LINE_NUMBER = inspect.getsourcelines(Tokens.forward)[1] + 1
 
 
 def recorded(out, dtype=torch.float32, *, rows=6, depth="tensor"):
@@ -70,6 +74,7 @@ NORM = "0.0/r0/fwd/norm.layer_norm#0"
         ("0.0/r0/fwd/norm#1", [NORM.replace("#0", "#1")]),
         ("0.1/r0/grad/embed.weight#0:grad", BOTH),
         ("0.0/r0/bwd/embed.weight#0:grad", BOTH),
+        ("0.1/r0/grad/embed.weight#0:out0", BOTH),
         ("embed.weight", BOTH),
         ("embed", [BOTH[0], BOTH[2]]),
     ],
@@ -79,7 +84,7 @@ def test_every_form_of_a_place_names_its_operations(run, place, sites):
 
 
 def test_a_line_names_what_it_called(run):
-    names = {call.name for call in calls_at(trueline.open_run(run), LINE)}
+    names = {call.name for call in calls_at(trueline.open_run(run), f"test_places.py:{LINE_NUMBER}")}
     assert names == {"embed.embedding", "norm.layer_norm", "Tokens.tanh"}
 
 
@@ -115,3 +120,31 @@ def test_compare_prints_a_command_that_runs_where_the_operation_and_its_numbers_
     recorded("statistics", torch.bfloat16, rows=64, depth="stats")
     words = [action["argv"] for action in ask("compare", "statistics", "ref")["actions"]]
     assert not [argv for argv in words if argv and argv[1] == "trial"]
+
+
+@pytest.mark.parametrize(
+    ("is_sum", "names"),
+    [(False, ["m.linear"]), (True, ["m.linear", "m.other"])],
+    ids=["its gradient is that of an operation", "its gradient is a sum"],
+)
+def test_a_parameter_that_no_call_is_seen_to_take_is_found_by_its_gradient_or_its_module(is_sum, names):
+    """As DDP has them: the rows of a parameter and of its averaged gradient are no tensor that was seen before."""
+    rows = [
+        ("fwd", "m.linear", "in0", "op", 0),
+        ("fwd", "m.linear", "weight", "op", 1),
+        ("fwd", "m.linear", "out0", "op", 2),
+        ("bwd", "m.weight", "grad", "param", 3),
+        ("bwd", "m.linear", "weight", "op", 4 if is_sum else 3),
+        ("fwd", "m.other", "in0", "op", 2),
+        ("param", "m.weight", "value", "param", 6),
+        ("grad", "m.weight", "grad", "param", 7),
+    ]
+    values = [
+        Value(
+            index, root, (0,), Site(0, 0, 0, phase, name, 0, slot), kind, "", name.rpartition(".")[0],
+            frozenset(), "float32", (2,), args="{}" if kind == "op" and phase == "fwd" else None,
+        )
+        for index, (phase, name, slot, kind, root) in enumerate(rows)
+    ]  # fmt: skip
+    calls = operations_of(StepValues("", 0, (0,), values), Site(0, 0, 0, "grad", "m.weight", 0, "grad"))
+    assert [call.name for call in calls] == names

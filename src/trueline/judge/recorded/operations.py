@@ -57,17 +57,26 @@ def _that_computed(values: Sequence[Value], operations: Collection[Call], calls:
 
 
 def _that_took_parameter(site: Site, operations: Collection[Call], calls: Sequence[Call]) -> list[Call]:
-    """The operations that a parameter's gradient is the sum of, over uses and micro-batches."""
+    """The operations that a parameter's gradient is the sum of, over uses and micro-batches: those that took the
+    parameter; where it was not seen to be the same tensor, as under DDP, those whose gradients it had; else all of its
+    module.
+    """
     if site.phase not in _GRADIENTS:
         return []
-    parameter = {
-        value.root for call in calls if call.phase == "param" and call.name == site.name for value in call.values
-    }
-    return [
+    own = [call for call in calls if call.name == site.name and call.first.kind == "param"]
+    parameter = {value.root for call in own if call.phase == "param" for value in call.values}
+    took = [
         operation
         for operation in operations
         if operation.phase == "fwd" and parameter & {value.root for value in operation.ins}
     ]
+    gradients = [value for call in own if call.phase == "bwd" for value in call.values]
+    owner = site.name.rpartition(".")[0]
+    return (
+        took
+        or _that_computed(gradients, operations, calls)
+        or [operation for operation in operations if own and operation.phase == "fwd" and operation.module == owner]
+    )
 
 
 def _inside(call: Call, operations: Collection[Call], calls: Sequence[Call]) -> list[Call]:

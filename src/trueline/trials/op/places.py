@@ -17,6 +17,7 @@ from trueline.trials.op.recorded_calls import RecordedCall, op_steps, recorded_c
 
 _AT_A_STEP = re.compile(r"(\d+)\.\d+/r(\d+)/.+")
 _LINE = re.compile(r"([^#]*\.\w+:\d+)(?: .*)?")
+_SLOT = re.compile(r"(?<=\d):[A-Za-z_0-9.]+$")
 _CUT = "…"
 """What a narrow terminal has in the middle of a site."""
 _NEAREST = 3
@@ -30,7 +31,9 @@ def calls_at(run: Run, text: str, *, step: int | None = None, rank: int | None =
     for step_asked, rank_asked in _steps(run, text, step, rank):
         values = read_step(run, step_asked, rank_asked)
         line = _LINE.fullmatch(text)
-        keys = {operation.key for site in _sites(values, text) for operation in operations_of(values, site)} or (
+        # a finding on a series names the slot out0 also of a gradient, which records call grad
+        sites = _sites(values, text) or _sites(values, _SLOT.sub("", text))
+        keys = {operation.key for site in sites for operation in operations_of(values, site)} or (
             set(_at_line(run, values, line[1])) if line else set()
         )
         calls = recorded_calls(run, step=step_asked, rank=rank_asked)
