@@ -58,10 +58,16 @@ def _facts_are_known(cause: Cause, signs: Signs) -> bool:
 
 def exclusions(cause: Cause, signs: Signs) -> tuple[str, ...]:
     """The signs that contradict ``cause``: those it cannot be with, or all that it needs, looked for in vain."""
-    against = [sign for sign in cause.excludes if sign in signs.fired]
+    against = [kind for sign in cause.excludes if sign in signs.fired for kind in _fired_kinds(sign, signs)]
     if cause.needs and all(sign in signs.silent - hints(cause, signs) for sign in cause.needs):
         against += cause.needs
     return tuple(against)
+
+
+def _fired_kinds(sign: str, signs: Signs) -> list[str]:
+    """Those of the alternatives of ``a/x|y`` that are there."""
+    topic, mark, rest = sign.partition("/")
+    return [kind for kind in (f"{topic}{mark}{part}" for part in rest.split("|")) if kind in signs.fired] or [sign]
 
 
 def score(cause: Cause, signs: Signs) -> float:

@@ -178,6 +178,11 @@ def declared_kinds(rows: Rows) -> list[str]:
     return kinds
 
 
+def times_text(ratio: float) -> str:
+    """A ratio to two digits, as people write it: 270, not 2.7e+02."""
+    return f"{float(f'{ratio:.2g}'):,.12g}"
+
+
 def ratio_of_sums(part: Floats, whole: Floats) -> float:
     """The sum of one over that of the other; NaN for nothing."""
     total = float(whole.sum())

@@ -65,6 +65,7 @@ from trueline.laws.rollouts.evidence import (
     finding,
     ratio_of_sums,
     share_of_unique_runs,
+    times_text,
 )
 from trueline.laws.rollouts.gap_shape import shape_kinds
 from trueline.laws.rollouts.gaps import CEILING_OTHERWISE, ceiling_of, dtype_text, on_policy
@@ -98,9 +99,18 @@ _STEPS: Mapping[str, str] = {
     "": "the gap with max_new_tokens = 1, and with both sides in float32",
 }
 """What tells causes apart, the cheapest first, by the kind of evidence that has answered it already."""
+_SHAPES: Mapping[str, str] = {
+    "after-a-sync": "The first weights that sampled had none, the next had one.",
+    "later": "The first that were recorded had none.",
+    "same-weights": "It came while the weights stayed as they were.",
+    "seen-prompts": "Only prompts that older weights had answered have it.",
+    "weights-equal": "All weights were equal after each sync.",
+    "engine-above": "Nearly every token is likelier to the engine.",
+    "engine-below": "Nearly every token is less likely to the engine.",
+}
 _CACHED = (
-    "Empty the engine's cache of prompts after each sync for one step (vLLM: reset_prefix_cache(), SGLang: "
-    "flush_cache()): is the gap gone?"
+    "Empty the cache of prompts after each sync (vLLM: reset_prefix_cache(), SGLang: flush_cache()), or switch it off "
+    "for two steps (enable_prefix_caching=False, --disable-radix-cache): the gap is gone."
 )
 
 
@@ -143,8 +153,8 @@ def _gap(run: Run, rows: Rows) -> list[Finding]:
         finding(
             CODE,
             f"The log-probabilities of engine and trainer are {mean:.2g} apart a token{among} at steps "
-            f"{crossing.first}-{crossing.last}"
-            f", {gap / ceiling:.2g} times what rounding explains {dtype_text(rows)}.{nonsense}",
+            f"{crossing.first}-{crossing.last}, {times_text(gap / ceiling)} times what rounding explains "
+            f"{dtype_text(rows)}.{_shape_text(shape)}{nonsense}",
             crossing,
             measured=gap,
             expected=ceiling,
@@ -155,11 +165,15 @@ def _gap(run: Run, rows: Rows) -> list[Finding]:
     ]
 
 
+def _shape_text(shape: Sequence[str]) -> str:
+    """Sentences on what is known of the gap beside its size."""
+    return "".join(f" {sentence}" for kind, sentence in _SHAPES.items() if kind in shape)
+
+
 def _next(shape: Sequence[str]) -> tuple[str, ...]:
     """What is to be done next, without what was looked at already."""
     compared = ", then ".join(step for kind, step in _STEPS.items() if kind not in shape)
-    begins = "after-a-sync" in shape or "later" in shape
-    return (*([_CACHED] if begins and "any-prompt" not in shape else []), f"Compare, in this order: {compared}.")
+    return (*([_CACHED] if "seen-prompts" in shape else []), f"Compare, in this order: {compared}.")
 
 
 def _carrying(rows: Rows, ceiling: float) -> tuple[Rows, str]:

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums
+from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums, times_text
 from trueline.laws.rollouts.gap_shape import FLOOR, shape_kinds
 from trueline.laws.rollouts.gaps import ceiling_of, on_policy
 from trueline.laws.rollouts.rows import Rows, by_step, rows_of
@@ -97,7 +97,7 @@ def check(run: Run) -> list[Finding]:
     return [
         finding(
             CODE,
-            f"The gap between engine and trainer is {now / max(before, FLOOR):.2g} times that of steps "
+            f"The gap between engine and trainer is {times_text(now / max(before, FLOOR))} times that of steps "
             f"{int(steps[0])}-{last} since step {crossing.first}.",
             crossing,
             measured=now,

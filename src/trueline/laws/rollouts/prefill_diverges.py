@@ -47,7 +47,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums
+from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums, times_text
 from trueline.laws.rollouts.gap_shape import shape_kinds
 from trueline.laws.rollouts.gaps import ceiling_of, on_policy
 from trueline.laws.rollouts.rows import Rows, rows_of
@@ -84,9 +84,8 @@ def check(run: Run) -> list[Finding]:
     return [
         finding(
             CODE,
-            f"The first tokens of responses are {first / max(last, 1e-9):.2g} times as far apart on the two sides as "
-            "the last "
-            f"ones at steps {crossing.first}-{crossing.last}.",
+            f"The first tokens of responses are {times_text(first / max(last, 1e-9))} times as far apart on the two "
+            f"sides as the last ones at steps {crossing.first}-{crossing.last}.",
             crossing,
             measured=first,
             expected=last,

@@ -114,8 +114,8 @@ _ONE_SIDE = 0.98
 so by chance once in 10^50.
 """
 _PADDING = (
-    "Compare the sizes of both heads with that of the tokenizer: rows that pad the vocabulary have to be -inf, or cut "
-    "off, before the softmax on both sides."
+    "Print the number of rows of both heads and of the tokenizer, and the logits of the rows behind its last word: set "
+    "them to -inf before the softmax."
 )
 _CUT = (
     "Compute the trainer's log-probabilities over the same part of the vocabulary (top-p, top-k, bad words), or record "
@@ -213,8 +213,8 @@ def _penalties(rows: Rows) -> list[Finding]:
                 unit="share of repeated tokens",
                 evidence={"kind": ["penalties", *declared_kinds(rows)]},
                 next=(
-                    "Sample one batch with repetition_penalty=1, presence_penalty=0 and frequency_penalty=0, or apply "
-                    "the same penalty to the trainer's logits in both passes.",
+                    "Sample one batch with repetition_penalty=1, presence_penalty=0 and frequency_penalty=0: if it is "
+                    "not found there, sample so, or apply the penalty to the trainer's logits too.",
                 ),
             )
         ]

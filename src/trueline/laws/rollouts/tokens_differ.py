@@ -73,6 +73,14 @@ NEEDS: tuple[str, ...] = ()
 ACROSS_RANKS = False
 
 CHANCE = 0.1
+_SHIFTS = {
+    1: "the next token",
+    -1: "the token before",
+    2: "two tokens later",
+    -2: "two tokens before",
+    3: "three tokens later",
+    -3: "three tokens before",
+}
 FEWEST_SHIFTED = 2
 """Responses that are shifted from a token on."""
 _NEXT = (
@@ -214,12 +222,11 @@ def _shifted_rows(rows: Rows, shift_R: NDArray[np.int64]) -> Finding:
     blamed = rows.subset(shift_R != 0)
     among = int(np.isin(rows.step, blamed.step).sum())
     shift = int(np.median(shift_R[shift_R != 0]))
-    others = " The other sequences are not." if among > len(blamed) else ""
+    others = " The other sequences are as they should be." if among > len(blamed) else ""
     return finding(
         CODE,
-        f"In {len(blamed):,} of {counted(among, 'sequence')} of {span(blamed.step)} the engine's log-probabilities are "
-        f"from some token on the trainer's of {counted(abs(shift), 'token')} {'later' if shift > 0 else 'before'}."
-        f"{others}",
+        f"From some token on, the engine's log-probabilities are the trainer's of {_SHIFTS[shift]} in "
+        f"{len(blamed):,} of {counted(among, 'sequence')} of {span(blamed.step)}.{others}",
         None,
         steps=(int(blamed.step.min()), int(blamed.step.max())),
         severity="error",
@@ -228,8 +235,8 @@ def _shifted_rows(rows: Rows, shift_R: NDArray[np.int64]) -> Finding:
         unit="sequences",
         evidence={"kind": "row-shifted", "shift": shift},
         next=(
-            "Print one of these responses with its mask and the lengths of its parts: a token between two turns, a "
-            "tool's answer or an end of text is in one list and not in the other.",
+            "Print tokens, mask and both log-probabilities of one of these responses around the first token that "
+            "differs: find the token that only one list has.",
         ),
     )
 

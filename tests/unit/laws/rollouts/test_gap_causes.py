@@ -120,7 +120,7 @@ def test_some_responses_that_are_shifted_from_a_token_on_are_named(tmp_path: Pat
     run = recorded(tmp_path, made, steps=4, change=change)
     (found,) = (each for each in trueline.check(run).findings if each.code == "tokens-differ")
     assert (found.evidence["kind"], found.evidence["shift"], found.measured) == ("row-shifted", shift, 8.0)
-    assert "In 8 of 128 sequences" in found.claim
+    assert "in 8 of 128 sequences" in found.claim
     assert _cause(run) == "row-shifted-from-a-token-on"
 
 

@@ -95,6 +95,7 @@ MANY = {
     "schema/text/words.py len(ordered) steps",
     "schema/text/words.py len(rank_set) ranks",
     "render/comparison/compare_story.py len(calls) modules",
+    "trials/op/stand_alone.py len(calls) operations",
 }
 """Counts that are never one where the sentence is said, or that are of bytes and of a whole of which some are named."""
 
