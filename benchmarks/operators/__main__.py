@@ -45,8 +45,8 @@ shown once more by numbers of which the exact result is known without torch, or 
 
 REPRODUCED = """\
 Each starts from `import torch, torch.nn.functional as F; b16 = torch.bfloat16; torch.set_num_threads(1)`. The exact
-number is counted, not computed by torch. *Issue* is what a search of public issues of pytorch/pytorch showed; "none
-known" is no proof that there is none."""
+number is counted or worked out by hand, not by torch. *Issue* is what searches of the issues and pull requests of
+pytorch/pytorch for kernels and symptoms showed (2026-11-30): "none known" is no proof that there is none."""
 
 
 def main() -> None:
