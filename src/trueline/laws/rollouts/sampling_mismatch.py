@@ -107,7 +107,7 @@ side fewer than one in 10^5 groups of 30 tokens are so, and both groups have to 
 """
 _FEWEST_ZEROS = 3
 """Tokens recorded with a log-probability of exactly 0, the probability 1, of which the trainer is not certain."""
-_FEWEST_BEYOND = 5
+_FEWEST_BEYOND = 3
 """Tokens to which the trainer gives likelier ones with more probability than the engine keeps."""
 _ONE_SIDE = 0.98
 """Share of the tokens beyond rounding that are likelier to the engine. Errors that know no side put half there: 200 are

@@ -34,9 +34,9 @@ FINE, ROOMY = 1e-5, 0.05
 """|d| that is not 0 and below the first is float32's where 1 - p is above the second: an error of a logit of bfloat16,
 2^-9 of 1 or more, moves d by 0.05 * 2^-9 = 1e-4 there.
 """
-TAIL = 1e-3
+TAIL, ROUNDED = 1e-4, 0.1
 """Probability by which the mass down to a token has to be above what a cut would have kept: float32 sums it up to
-within 1e-5.
+within 1e-5; and what errors of logits may move it by, a tenth of the largest, as a token is within them of the cut.
 """
 LOGITS = 2 * 32 * FLOAT32
 """What float32 loses of d where two log-softmaxes subtract logits of up to 32, however likely the token is: 3.8e-6."""
@@ -148,7 +148,7 @@ class Tokens:
             columns |= {"roomy": roomy, "fine": roomy & (d != 0) & (np.abs(d) < FINE)}
             # a cut keeps exp(-d) of the probability, and with it all that is likelier than the token
             mass_kept, upto = np.exp(-np.maximum(d, 0.0)), np.where(counts, self.columns["mass_above"] + p, np.nan)
-            columns["tail"] = (d > wide) & (upto > mass_kept + np.maximum(wide, TAIL))
+            columns["tail"] = (d > wide) & (upto > mass_kept + np.maximum(TAIL, ROUNDED * self.rounding[self.sequence]))
             columns["zeros"] = counts & (rollout == 0) & (train < PADDED) & ~columns["padded"]
             columns |= {
                 "own": self.is_trainer_only,
