@@ -1,8 +1,34 @@
-"""Keys of a plan as they are set on the command line."""
+"""Settings of the form KEY=VALUE as they are given on the command line: keys of a plan, and what was declared of
+rollouts.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Any
+
+
+def sampling_of(settings: Iterable[str]) -> dict[str, Any]:
+    """What ``--sampling NAME=VALUE`` declares of rollouts; a value is JSON, or text. Raises ``InputError``."""
+    from trueline.schema.columns.rollouts import SAMPLING
+    from trueline.schema.errors import InputError
+    from trueline.schema.text.reading import shortened
+
+    declared: dict[str, Any] = {}
+    for setting in settings:
+        name, sign, text = (part.strip() for part in setting.partition("="))
+        if not sign or not text:
+            raise InputError(f"'--sampling {shortened(setting)}' has no value. Write NAME=VALUE, as temperature=0.7.")
+        if name not in SAMPLING:
+            raise InputError(
+                f"'--sampling {shortened(setting)}': there is no {name!r}. There are {', '.join(SAMPLING)}."
+            )
+        try:
+            declared[name] = json.loads(text)
+        except ValueError:
+            declared[name] = text
+    return declared
 
 
 def key_and_value(change: str) -> tuple[str, Any]:

@@ -43,9 +43,16 @@ class _Sequence:
     notes: list[str] = field(default_factory=list)
 
 
-def rows_of(step: int, batch: Mapping[str, Any], sampling: Mapping[str, Any] | None) -> TableRows:
+def rows_of(
+    step: int,
+    batch: Mapping[str, Any],
+    sampling: Mapping[str, Any] | None,
+    *,
+    declared: Mapping[str, Any] | None = None,
+) -> TableRows:
     """The rows of a batch, one a sequence. ``batch`` has columns of the table: of tokens as [B, L] arrays or B arrays,
-    of a sequence as B numbers or one for all. Raises ``InputError`` where not even the sequences can be told apart.
+    of a sequence as B numbers or one for all; ``declared`` is what ``sampling`` is taken to say where it does not.
+    Raises ``InputError`` where not even the sequences can be told apart.
     """
     if not isinstance(step, int | np.integer) or step < 0:
         raise InputError(f"step={step!r} is given to rl.record, which takes the trainer's step, 0 or more.")
@@ -77,6 +84,8 @@ def rows_of(step: int, batch: Mapping[str, Any], sampling: Mapping[str, Any] | N
             columns[name] = _scalars(name, batch[name], sequences)
     if any(layers):
         columns["routed_layers"] = layers
+    if declared:
+        sampling = {**declared, **(sampling or {})}
     if sampling:
         columns["sampling"] = [json.dumps(redacted(dict(sampling)), sort_keys=True, default=str)] * count
     columns["note"] = ["; ".join(sequence.notes) or None for sequence in sequences]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -106,21 +107,31 @@ def rl(
         ),
     ],
     run: _Target,
+    sampling: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What the log does not say of how it was sampled: temperature, top_p, top_k, lag, dtype, …; may be "
+            "repeated.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Import log-probabilities of rollouts, a token or a mean each, for `trueline check`. Nothing in it is executed.
 
-    Example: trueline import rl logs/exp_001 runs/rollouts
+    Example: trueline import rl logs/exp_001 runs/rollouts --sampling dtype=bfloat16 --sampling temperature=0.7
     """
     from trueline.cli.json_document import print_document
+    from trueline.cli.plan_keys import sampling_of
     from trueline.cli.screen import Console
     from trueline.rl.batch import rows_of
     from trueline.schema.files.run_manifest import SCHEMA_VERSION
     from trueline.schema.text.words import counted
     from trueline.store.importers.rollout_logs import import_rollouts
 
+    declared = sampling_of(sampling or ())
     with _reading(source):
-        counts = import_rollouts(source, run, rows_of, version=_version())
+        counts = import_rollouts(source, run, partial(rows_of, declared=declared), version=_version())
     if json:
         print_document({"schema": SCHEMA_VERSION, "run": run, **counts})
         return

@@ -166,11 +166,12 @@ def as_trainer(rows: Rows) -> bool:
 
 def declared_kinds(rows: Rows) -> list[str]:
     """Settings of the sampler that were declared and change its distribution, as kinds of evidence."""
-    temperature, top_p, top_k = (rows.declared(name) for name in ("temperature", "top_p", "top_k"))
+    temperature, top_p, top_k, min_p = (rows.declared(name) for name in ("temperature", "top_p", "top_k", "min_p"))
     kinds: list[str] = []
     if isinstance(temperature, int | float) and temperature != 1:
         kinds.append("declared-temperature")
-    if (isinstance(top_p, int | float) and 0 < top_p < 1) or (isinstance(top_k, int | float) and top_k > 0):
+    cuts = isinstance(top_p, int | float) and 0 < top_p < 1
+    if cuts or any(isinstance(value, int | float) and value > 0 for value in (top_k, min_p)):
         kinds.append("declared-cut")
     penalties = {name: rows.declared(name) for name in NO_PENALTY}
     if any(isinstance(value, int | float) and value != NO_PENALTY[name] for name, value in penalties.items()):

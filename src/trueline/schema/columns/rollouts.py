@@ -22,6 +22,11 @@ from trueline.schema.text.words import counted
 
 TableName = Literal["rollouts", "syncs"]
 
+SAMPLING: tuple[str, ...] = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("lag", "dtype", "vocabulary", "engine"),
+)
+"""What may be declared of how rollouts were sampled, and of the two sides."""
 MISFIT = re.compile(r"^(\w+) has ([\d,]+) (value|sequence)s? (?:for|of) ([\d,]+)\b")
 """A note of a sequence of which a list has another length than there are tokens, or a column another than sequences."""
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import trueline
+from trueline.cli.main import app
 from trueline.rl.batch import rows_of
 from trueline.schema.errors import InputError, RunError
 from trueline.store.importers.rollout_logs import import_rollouts
@@ -274,3 +276,21 @@ def test_what_slime_trained_on_is_read_in_each_of_its_forms(tmp_path: Path, kind
     assert by_length[3]["logp_rollout"] == pytest.approx([-0.3, -0.4, -0.6])
     assert by_length[3]["logp_train"] == pytest.approx([-0.3, -0.4, -0.5])
     assert [by_length[length]["reward"] for length in (2, 3)] == [1.0, 0.0]
+
+
+def test_what_a_log_does_not_say_of_its_sampling_may_be_declared(tmp_path: Path) -> None:
+    batch = {"responses": torch.ones(2, 3, dtype=torch.long), "rollout_log_probs": -torch.ones(2, 3)}
+    torch.save({**batch, "old_log_probs": -torch.ones(2, 3)}, tmp_path / "step_4.pt")
+    command = ["import", "rl", str(tmp_path / "step_4.pt"), str(tmp_path / "run")]
+    declared = ["--sampling", "dtype=float32", "--sampling", "lag=1", "--sampling", "temperature=0.7"]
+    assert CliRunner().invoke(app, [*command, *declared]).exit_code == 0
+    (row, _) = trueline.open_run(tmp_path / "run").kept("rollouts").table().to_pylist()
+    assert json.loads(row["sampling"]) == {"dtype": "float32", "lag": 1, "temperature": 0.7}
+
+
+@pytest.mark.parametrize(("setting", "says"), [("heat=1", "there is no 'heat'"), ("lag", "has no value")])
+def test_a_setting_of_sampling_that_is_none_is_refused_in_a_sentence(tmp_path: Path, setting: str, says: str) -> None:
+    result = CliRunner().invoke(app, ["import", "rl", str(tmp_path), str(tmp_path / "run"), "--sampling", setting])
+    assert isinstance(result.exception, InputError)  # which the command ends with exit code 2
+    assert says in str(result.exception)
+    assert not (tmp_path / "run").exists()
