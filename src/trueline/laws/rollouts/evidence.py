@@ -52,6 +52,9 @@ SHARES: Mapping[Statistic, float] = {
 NO_PENALTY: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Penalties of engines by name, with the value that changes nothing."""
 
+WORDS_LEFT_OUT = ("bad_words", "allowed_token_ids", "min_tokens", "logit_bias", "structured_outputs")
+"""Settings of engines that leave words out, or move some."""
+
 MAX_LOSS = 1.0
 """Nats against a fault at steps that may be of it all the same."""
 
@@ -164,6 +167,11 @@ def as_trainer(rows: Rows) -> bool:
     return abs(excess) < gap / 4
 
 
+def is_greedy(rows: Rows) -> bool:
+    """True if it was declared that the likeliest token is taken: nothing is sampled then."""
+    return rows.declared("temperature") == 0 or rows.declared("top_k") == 1
+
+
 def declared_kinds(rows: Rows) -> list[str]:
     """Settings of the sampler that were declared and change its distribution, as kinds of evidence."""
     temperature, top_p, top_k, min_p = (rows.declared(name) for name in ("temperature", "top_p", "top_k", "min_p"))
@@ -173,6 +181,8 @@ def declared_kinds(rows: Rows) -> list[str]:
     cuts = isinstance(top_p, int | float) and 0 < top_p < 1
     if cuts or any(isinstance(value, int | float) and value > 0 for value in (top_k, min_p)):
         kinds.append("declared-cut")
+    if any(rows.declared(name) for name in WORDS_LEFT_OUT):
+        kinds.append("declared-words")
     penalties = {name: rows.declared(name) for name in NO_PENALTY}
     if any(isinstance(value, int | float) and value != NO_PENALTY[name] for name, value in penalties.items()):
         kinds.append("declared-penalty")

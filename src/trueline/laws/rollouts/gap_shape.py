@@ -25,6 +25,11 @@ FLOOR = 1e-5
 """Gap that float32 leaves between two engines."""
 BEGINNING = 1
 """Largest version, or step, with which a record still begins where training does."""
+LAST, GROWTH = 1 / 3, 1.3
+"""Share of the versions, and times that the gap is there what it was at the second, to have grown on: what is left
+behind once is farther from the weights with each update (sqrt(2) times after two, where these are random), and what is
+one update behind stays one behind.
+"""
 FEWEST = 8
 """Sequences of a kind that are compared with those of another."""
 ONE_SIDE = 0.98
@@ -39,8 +44,9 @@ _OF_A_PROMPT = 4
 def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
     """Kinds of evidence on the gap of ``rows``, which rounding explains up to ``ceiling``:
 
-    - ``from-the-start``: the first weights that sampled have it; ``after-a-sync``: they have not, and the next have;
-      ``later``: they have not; ``same-weights``: it comes and no other weights did;
+    - ``from-the-start``: the first weights that sampled have it; ``after-a-sync``: they have not, and the next have
+      (``after-a-step``, where versions are unknown); ``later``: neither has it; ``same-weights``: it comes and no other
+      weights did; ``grows-on``: it is larger in the end;
     - ``seen-prompts``: sequences have it whose prompt older weights had answered, others have not; ``any-prompt``:
       sequences have it whose prompt the engine had not seen;
     - ``prompts-equal``, ``prompts-unknown``: whether the trainer recorded the same ones; ``weights-equal``: all weights
@@ -48,7 +54,7 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
     - ``engine-above``, ``engine-below``: nearly all log-probabilities of the engine are higher, or lower.
     """
     kinds = [*_timing(rows, ceiling), *_sides(rows)]
-    if "after-a-sync" in kinds or "later" in kinds:
+    if not {"after-a-sync", "after-a-step", "later"}.isdisjoint(kinds):
         kinds += _prompts(run, rows, ceiling)
     kinds.append("prompts-equal" if _are_prompts_equal(run) else "prompts-unknown")
     return kinds + _weights(run)
@@ -69,10 +75,14 @@ def _timing(rows: Rows, ceiling: float) -> list[str]:
     far = TIMES * max(before, FLOOR)
     if not gap_of(after) > far:
         return []
-    second = rows.subset(order == float(order[order > begins].min()))
+    second = gap_of(rows.subset(order == float(order[order > begins].min())))
+    last = gap_of(rows.subset(order >= np.quantile(np.unique(order), 1 - LAST)))
+    grows = ["grows-on"] if second > far and last > GROWTH * second else []
     if by == "version":
-        return ["after-a-sync" if gap_of(second) > far else "later"]
-    return ["same-weights" if by == "step of one version" else "later"]
+        return ["after-a-sync" if second > far else "later", *grows]
+    if by == "step of one version":
+        return ["same-weights", *grows]
+    return ["after-a-step" if second > far else "later", *grows]
 
 
 def _order(rows: Rows) -> tuple[NDArray[np.float64], str]:
@@ -94,7 +104,12 @@ def _sides(rows: Rows) -> list[str]:
 
 def _prompts(run: Run, rows: Rows, ceiling: float) -> list[str]:
     seen_R, new_R = _seen_before(run, rows)
-    repeated, fresh = rows.subset(seen_R), rows.subset(new_R)
+    order_R, _ = _order(rows)
+    far = TIMES * max(gap_of(rows.subset(order_R == order_R.min())), FLOOR)
+    orders = np.unique(order_R[seen_R]).tolist()
+    begins = next((order for order in orders if gap_of(rows.subset(seen_R & (order_R == order))) > far), -np.inf)
+    # new prompts of before that are right, whatever it is that broke
+    repeated, fresh = (rows.subset(where_R & (order_R >= begins)) for where_R in (seen_R, new_R))
     if len(fresh) < FEWEST:
         return []
     gap_seen, gap_new = gap_of(repeated), gap_of(fresh)

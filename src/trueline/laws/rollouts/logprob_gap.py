@@ -101,7 +101,8 @@ _STEPS: Mapping[str, str] = {
 """What tells causes apart, the cheapest first, by the kind of evidence that has answered it already."""
 _SHAPES: Mapping[str, str] = {
     "after-a-sync": "The first weights that sampled had none, the next had one.",
-    "later": "The first that were recorded had none.",
+    "after-a-step": "The first step had none, the next had one.",
+    "later": "The first weights that sampled had none.",
     "same-weights": "It came while the weights stayed as they were.",
     "seen-prompts": "Only prompts that older weights had answered have it.",
     "weights-equal": "All weights were equal after each sync.",

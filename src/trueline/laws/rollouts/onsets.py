@@ -65,9 +65,12 @@ def _shift(rollout_L: NDArray[np.float64], train_L: NDArray[np.float64]) -> int:
     begin = int(differs[0])
     rollout, train = rollout_L[begin:], train_L[begin:]
     usual = float(np.median(np.abs(rollout - train)))
+    if usual < LEAST:
+        return 0
     for shift in SHIFTS:
         ahead, behind = (rollout[:-shift], train[shift:]) if shift > 0 else (rollout[-shift:], train[:shift])
-        if len(ahead) >= SHIFTED and float(np.median(np.abs(ahead - behind))) * RATIO < max(usual, LEAST):
+        agrees = float(np.median(np.abs(ahead - behind))) if len(ahead) >= SHIFTED else np.inf
+        if agrees < min(LEAST, usual / RATIO):
             return shift
     return 0
 

@@ -76,6 +76,7 @@ from trueline.laws.rollouts.evidence import (
     find_broken_law,
     find_crossing,
     finding,
+    is_greedy,
     ratio_of_sums,
     span,
 )
@@ -125,7 +126,8 @@ def check(run: Run) -> list[Finding]:
             raise
         return _of_means(run, means)
     padded = _padded(rows)
-    return [*_impossible(rows), *padded, *_above(run, rows), *([] if padded else _unlike(run, rows))]
+    laws = [] if is_greedy(rows) else [*_above(run, rows), *([] if padded else _unlike(run, rows))]
+    return [*_impossible(rows), *padded, *laws]
 
 
 def _impossible(rows: Rows) -> list[Finding]:
@@ -154,9 +156,8 @@ def _padded(rows: Rows) -> list[Finding]:
     """Missing values that were filled with 0. Greedy sampling has the probability 1 throughout, as was declared; a cut
     by top-p, top-k or min-p that leaves one token leaves the likeliest.
     """
-    greedy = rows.declared("temperature") == 0 or rows.declared("top_k") == 1
     number, total = int(rows.sums["padded"].sum()), int(rows.sums["tokens"].sum())
-    if greedy or number < max(_FEWEST_PADDED, total / 1000):
+    if is_greedy(rows) or number < max(_FEWEST_PADDED, total / 1000):
         return []
     blamed = rows.subset(rows.sums["padded"] > 0)
     return [

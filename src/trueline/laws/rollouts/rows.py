@@ -51,7 +51,7 @@ class Rows:
     trainer thinks likeliest and not certain, ``trainer_cut`` such the other way round, and those that the trainer
     excludes; ``tail`` tokens that no cut with their d leaves; ``fine`` tokens that are as close as float32 alone
     computes, of ``roomy`` ones that could show it; ``again``, ``fresh`` tokens that stood in the response before, and
-    such as stood nowhere, with those of d below (``_low``) and above (``_high``) what rounding leaves;
+    such as stood nowhere, with those of d below (``_low``) and above (``_high``) what rounding of logits leaves;
     ``top_again``, ``top_fresh`` how much more often the trainer's likeliest token was sampled than it should, by where
     it stood, with the variances (``_var``); ``corr_0``, ``corr_ahead``, ``corr_behind`` of the two sides'
     log-probabilities, at the same token and shifted by one; ``own`` tokens of sequences of which the engine recorded

@@ -75,6 +75,7 @@ from trueline.laws.rollouts.evidence import (
     find_broken_law,
     find_crossing,
     finding,
+    is_greedy,
     ratio_of_sums,
     share_of_unique_runs,
 )
@@ -99,11 +100,12 @@ _FEWEST = 200
 _CLIP_OF_MEANS = 1.25
 """Means over many tokens are clipped here, so that bets on a mean below 1 may be larger."""
 _STOOD = ("again", "fresh")
-_FEWEST_STOOD = 30
-"""Tokens that stood in the response before, and as many that did not."""
-_ALL = 0.9
-"""Share of the repeated tokens that are off in one direction, while as few of the others are. Of errors that know no
-side fewer than one in 10^5 groups of 30 tokens are so, and both groups have to be.
+_FEWEST_STOOD = 100
+"""Tokens that stood in the response before, and as many that stood nowhere."""
+_MANY, _FEW = 0.2, 0.02
+"""Share of the repeated tokens that are off by more than rounding in one direction, and of the others that are: a token
+that is not penalised is never less likely. What does not ask where a token stood moves both groups alike: by chance a
+fifth of 100 and no more than 2 of 100 come once in 10^5 groups at most, whatever the share of all.
 """
 _FEWEST_ZEROS = 3
 """Tokens recorded with a log-probability of exactly 0, the probability 1, of which the trainer is not certain."""
@@ -112,6 +114,10 @@ _FEWEST_BEYOND = 3
 _ONE_SIDE = 0.98
 """Share of the tokens beyond rounding that are likelier to the engine. Errors that know no side put half there: 200 are
 so by chance once in 10^50.
+"""
+_PADDED_KEEPS = 0.8
+"""Least probability that words keep beside rows that pad them. These are fewer than one in ten of all rows (up to 512
+of 32,000 and more), and nobody trained them.
 """
 _PADDING = (
     "Print the number of rows of both heads and of the tokenizer, and the logits of the rows behind its last word: set "
@@ -149,6 +155,8 @@ def check(run: Run) -> list[Finding]:
                 return _unlike(run, blamed)
             raise
         return _cut_of_means(run, means)
+    if is_greedy(rows):
+        return []
     fresh = rows.subset(~(rows.lag > 0))
     hot = _temperature(fresh)
     penalties = [] if hot else _penalties(fresh)
@@ -190,13 +198,15 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
 
 def _penalties(rows: Rows) -> list[Finding]:
     """What depends on whether a token stood in the response before, and on nothing else."""
-    number = {name: int(rows.sums[name].sum()) for name in (*_STOOD, *(f"{name}_low" for name in _STOOD))}
-    number |= {f"{name}_high": int(rows.sums[f"{name}_high"].sum()) for name in _STOOD}
+    number = {
+        name: int(rows.sums[name].sum())
+        for name in (*_STOOD, *(f"{group}_{side}" for group in _STOOD for side in ("low", "high")))
+    }
     if min(number[name] for name in _STOOD) < _FEWEST_STOOD:
         return []
-    for side, opposite, word in (("low", "high", "less"), ("high", "low", "more")):
-        again, fresh = number[f"again_{side}"] / number["again"], number[f"fresh_{side}"] / number["fresh"]
-        if again < _ALL or fresh > 1 - _ALL or number[f"fresh_{opposite}"] == 0:
+    for side, word in (("low", "less"), ("high", "more")):
+        again, fresh = (number[f"{group}_{side}"] / number[group] for group in _STOOD)
+        if again < _MANY or fresh > _FEW:
             continue
         first, last = int(rows.step.min()), int(rows.step.max())
         return [
@@ -255,9 +265,10 @@ def _one_sided(rows: Rows) -> float | None:
     """
     rows = rows.subset(~(rows.lag > 0))
     low, high = float(rows.sums["low"].sum()), float(rows.sums["high"].sum())
+    kept = ratio_of_sums(rows.sums["x"], rows.sums["tokens"])
     if high < _FEWEST or high < _ONE_SIDE * (low + high) or not gap_of(rows) > ceiling_of(rows):
         return None
-    return ratio_of_sums(rows.sums["x"], rows.sums["tokens"])
+    return kept if 0.5 < kept < 1 else None
 
 
 def _ends(rows: Rows) -> tuple[int, int]:
@@ -272,13 +283,16 @@ def _is_cut(rows: Rows) -> bool:
 
 def _cut_kinds(rows: Rows) -> list[str]:
     """``exact-zeros``: single tokens were left, and recorded as certain. ``tail-sampled``: tokens come that the trainer
-    thinks less likely than all that a cut would have left together.
+    thinks less likely than all that a cut would have left together, as of words without the rows that pad them;
+    ``words-left-out``: the same where more is left out than such rows can have.
     """
     kinds = declared_kinds(rows)
     if float(rows.sums["zeros"].sum()) >= _FEWEST_ZEROS:
-        kinds.append("exact-zeros")
+        return [*kinds, "exact-zeros"]
     if float(rows.sums["tail"].sum()) >= _FEWEST_BEYOND:
-        kinds.append("tail-sampled")
+        kept = ratio_of_sums(rows.sums["x"], rows.sums["tokens"])
+        is_declared = "declared-words" in kinds
+        kinds.append("tail-sampled" if kept > _PADDED_KEEPS and not is_declared else "words-left-out")
     return kinds
 
 

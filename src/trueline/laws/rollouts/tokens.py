@@ -34,9 +34,9 @@ FINE, ROOMY = 1e-5, 0.05
 """|d| that is not 0 and below the first is float32's where 1 - p is above the second: an error of a logit of bfloat16,
 2^-9 of 1 or more, moves d by 0.05 * 2^-9 = 1e-4 there.
 """
-TAIL, ROUNDED = 1e-4, 0.1
-"""Probability by which the mass down to a token has to be above what a cut would have kept: float32 sums it up to
-within 1e-5; and what errors of logits may move it by, a tenth of the largest, as a token is within them of the cut.
+TAIL = 1e-4
+"""Probability by which the mass down to a token has to be above what a cut would have kept, beyond what errors of
+logits explain of d: float32 sums it up to within 1e-5.
 """
 LOGITS = 2 * 32 * FLOAT32
 """What float32 loses of d where two log-softmaxes subtract logits of up to 32, however likely the token is: 3.8e-6."""
@@ -140,15 +140,17 @@ class Tokens:
             }
             columns |= self._surprises(judged, d)
             columns |= self._odds() | self._shifts(counts) | self._updates()
-            columns |= self._repeats(columns["low"], columns["high"]) | self._likeliest()
+            beyond = np.maximum(wide, self.rounding[self.sequence] * (1 - p))
+            columns |= self._repeats(counts & (d < -beyond), counts & (d > beyond)) | self._likeliest()
             columns["trainer_cut"] = (
                 present & np.isfinite(rollout) & (np.isneginf(train) | ((train == 0) & (rollout < PADDED)))
             )
             roomy = counts & (1 - p > ROOMY)
             columns |= {"roomy": roomy, "fine": roomy & (d != 0) & (np.abs(d) < FINE)}
             # a cut keeps exp(-d) of the probability, and with it all that is likelier than the token
-            mass_kept, upto = np.exp(-np.maximum(d, 0.0)), np.where(counts, self.columns["mass_above"] + p, np.nan)
-            columns["tail"] = (d > wide) & (upto > mass_kept + np.maximum(TAIL, ROUNDED * self.rounding[self.sequence]))
+            surely = d - self.rounding[self.sequence] * (1 - p)
+            upto = np.where(counts, self.columns["mass_above"] + p, np.nan)
+            columns["tail"] = (surely > TAIL) & (upto > np.exp(-surely) + TAIL)
             columns["zeros"] = counts & (rollout == 0) & (train < PADDED) & ~columns["padded"]
             columns |= {
                 "own": self.is_trainer_only,

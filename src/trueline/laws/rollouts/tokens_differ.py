@@ -241,6 +241,12 @@ def _shifted_rows(rows: Rows, shift_R: NDArray[np.int64]) -> Finding:
     )
 
 
+def _are_ids_equal(run: Run) -> bool:
+    """True if the trainer recorded its tokens of responses: that they differ is a finding of its own."""
+    table = cast(Any, run.kept("rollouts")).table(["response_ids", "train_response_ids"])
+    return bool(to_numpy(table[0].is_valid()).all() and to_numpy(table[1].is_valid()).all())
+
+
 def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
     onset_R, shift_R = onset_of(run, rows)
     if int((shift_R != 0).sum()) >= FEWEST_SHIFTED:
@@ -261,7 +267,7 @@ def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
             measured=num / among,
             expected=0.0,
             unit="share of responses",
-            evidence={"kind": "from-one-position"},
+            evidence={"kind": ["from-one-position", "ids-equal"] if _are_ids_equal(run) else "from-one-position"},
             next=_NEXT,
         )
     ]

@@ -24,6 +24,7 @@ TableName = Literal["rollouts", "syncs"]
 
 SAMPLING: tuple[str, ...] = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("bad_words", "allowed_token_ids", "min_tokens", "logit_bias", "structured_outputs"),
     *("lag", "dtype", "vocabulary", "engine"),
 )
 """What may be declared of how rollouts were sampled, and of the two sides."""

@@ -125,20 +125,28 @@ def test_some_responses_that_are_shifted_from_a_token_on_are_named(tmp_path: Pat
 
 
 def _penalised(
-    made: Made, batch: Batch, *, processed: bool, prompt: bool = False, by: float = 1.5, reproduced: bool = False
+    made: Made,
+    batch: Batch,
+    *,
+    processed: bool,
+    prompt: bool = False,
+    by: float = 1.5,
+    reproduced: bool = False,
+    error: float = 0.0,
 ) -> None:
-    """Tokens that stood before have ``by`` less of a logit where the engine samples."""
+    """Tokens that stood before have ``by`` less of a logit where the engine samples, whose logits are ``error`` off."""
     size, length, words = made.shape
     logits = 2.5 * made.random.normal(size=made.shape) * 0.5 + 1.2 * made.random.normal(size=(size, 1, words))
+    engine = logits + error * made.random.normal(size=made.shape)
     stood = np.zeros((size, words), np.bool_)
     if prompt:
         stood[np.arange(size)[:, None], np.asarray(batch["prompt_ids"])] = True
     before, ids = np.zeros(made.shape, np.bool_), np.zeros((size, length), np.int64)
     for place in range(length):
         before[:, place] = stood
-        ids[:, place] = drawn(softmax(logits[:, place] - by * stood), made.random)
+        ids[:, place] = drawn(softmax(engine[:, place] - by * stood), made.random)
         stood[np.arange(size), ids[:, place]] = True
-    log_p, log_q = np.log(softmax(logits)), np.log(softmax(logits - by * before))
+    log_p, log_q = np.log(softmax(logits)), np.log(softmax(engine - by * before))
     log_p = log_q if reproduced else log_p
     p = np.exp(log_p)
     entropy = -(p * log_p).sum(-1)
@@ -273,3 +281,77 @@ def test_sequences_that_are_as_close_as_float32_show_it(tmp_path: Path) -> None:
     run = recorded(tmp_path, made, change=undeclared)
     (found,) = (each for each in trueline.check(run).findings if each.code == "logprob-gap")
     assert "rounding explains in float32, which some sequences show" in found.claim
+
+
+def test_what_breaks_in_a_second_epoch_is_not_taken_for_a_cache_of_prompts(tmp_path: Path) -> None:
+    """All its prompts were answered before, and none of the first epoch's were."""
+    made = Made(size=32)
+
+    def change(batch: Batch) -> None:
+        _versions(batch)
+        batch["prompt_ids"] = [[9 + batch["step"] % 3, row, 4] for row in range(32)]
+        _off_by(made, 0.5 if batch["step"] >= 3 else 1e-6)
+
+    verdict = _verdicts(recorded(tmp_path, made, steps=8, change=change))[0]
+    assert verdict.standing == "undecided"
+    assert "seen-prompts" not in _kinds(str(tmp_path / "run"), "logprob-gap")
+
+
+def test_log_probabilities_of_other_sequences_are_no_known_cause(tmp_path: Path) -> None:
+    made = Made(size=32, error=0.02)
+
+    def change(batch: Batch) -> None:
+        batch["sampling"] = {"dtype": "bfloat16"}
+        batch["logp_rollout"] = np.roll(batch["logp_rollout"], 1, axis=0)
+        del batch["odds_rollout"], batch["odds_train"]
+
+    assert _cause(recorded(tmp_path, made, change=change)) == "unknown"
+
+
+def test_a_value_that_fills_gaps_agrees_with_no_token_further_on(tmp_path: Path) -> None:
+    def change(batch: Batch) -> None:
+        batch["logp_rollout"] = np.where(batch["logp_train"] < -2.5, -100.0, batch["logp_rollout"])
+
+    assert "row-shifted" not in _kinds(recorded(tmp_path, Made(size=32), change=change), "tokens-differ")
+
+
+def test_a_cut_in_bfloat16_is_no_padded_vocabulary(tmp_path: Path) -> None:
+    """Errors of logits put d of tokens of which nothing was cut above 0, and rare ones are among them."""
+
+    def bfloat16(batch: Batch) -> None:
+        batch["sampling"] = {"dtype": "bfloat16"}
+
+    run = recorded(tmp_path, Made(size=64, words=200, error=0.02, scale=1.0), top_p=0.9, change=bfloat16)
+    assert _cause(run) == "cut-not-in-trainer"
+
+
+def test_a_penalty_is_told_in_bfloat16_too(tmp_path: Path) -> None:
+    made = Made(size=32, words=64)
+
+    def change(batch: Batch) -> None:
+        _penalised(made, batch, processed=True, by=0.5, error=0.05)
+        batch["sampling"] = {"dtype": "bfloat16"}
+
+    assert _cause(recorded(tmp_path, made, change=change)) == "penalties-not-in-trainer"
+
+
+def test_tokens_that_the_trainer_recorded_as_the_same_were_not_tokenised_again(tmp_path: Path) -> None:
+    """Weights that arrive while a response is sampled: from some token on newer ones sampled."""
+    made = Made(size=32, length=40)
+
+    def change(batch: Batch) -> None:
+        _versions(batch)
+        batch["train_response_ids"] = batch["response_ids"].copy()
+        made.error = np.where(np.arange(40) >= 20, 0.6, 1e-6)[None, :, None]
+
+    run = recorded(tmp_path, made, change=change)
+    assert "ids-equal" in _kinds(run, "tokens-differ")
+    assert _cause(run) == "unknown"
+
+
+def test_greedy_sampling_that_was_declared_is_no_other_distribution(tmp_path: Path) -> None:
+    def greedy(batch: Batch) -> None:
+        batch["sampling"] = {"dtype": "float32", "temperature": 0}
+
+    found = {each.code for each in trueline.check(recorded(tmp_path, Made(), temperature=0.01, change=greedy)).findings}
+    assert not found & {"sampling-mismatch", "recorded-logprobs-wrong"}
