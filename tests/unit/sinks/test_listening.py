@@ -17,7 +17,7 @@ from trueline.capture.child_env import CHANGES
 from trueline.schema.errors import InputError, RunError
 from trueline.schema.finding import JOB_DIED, Finding, Where
 from trueline.schema.live import FindingVerdict
-from trueline.sinks import listening
+from trueline.sinks import listening, side_process
 from trueline.sinks.listening import Listening
 from trueline.sinks.look import last_clean_step
 from trueline.sinks.side_process import Settings
@@ -45,7 +45,8 @@ def diverge(step, rank, row):
         row |= {"loss": float("nan"), "grad_norm": float("nan"), "grad_nonfinite": 7.0}
 
 
-def test_a_controller_is_told_of_a_run_that_had_not_begun_with_rank_node_device_and_clean_step(tmp_path):
+def test_a_controller_is_told_of_a_run_that_had_not_begun_with_rank_node_device_and_clean_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(side_process, "FINISH_S", 120.0)  # a process that has just begun is slow beside others
     told, by = [], []
     hear = lambda verdict: (told.append(verdict), by.append(threading.current_thread().name))  # noqa: E731
     with trueline.on_finding(hear, run=tmp_path / "run"):
