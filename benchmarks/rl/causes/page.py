@@ -16,11 +16,11 @@ HALVES = {"open": "the open half", "held": "the half that was set aside"}
 SOURCES = {"record": "recorded", "import": "imported"}
 KINDS = ("named", "open", "wrong", "none")
 ABOUT = """\
-Twenty-four planted faults in a loop of rollouts and updates, six steps of about 700 tokens, with 20 seeds, and twelve \
-healthy trainings that look like them. Each training is judged twice: as `rl.record` and `rl.record_sync` have it \
-(both log-probabilities, entropy, varentropy, the mass above, log-odds, versions, digests), and as `trueline import \
-rl` reads it from what a framework's log has of the same steps: of even seeds verl's tensors (with entropies), of odd \
-ones slime's samples (without).
+Twenty-four planted faults in a loop of rollouts and updates, six steps of about 700 tokens, with as many seeds as the \
+tables have Runs, and twelve healthy trainings that look like them. Each training is judged twice: as `rl.record` and \
+`rl.record_sync` have it (both log-probabilities, entropy, varentropy, the mass above, the likeliest token, log-odds, \
+versions, digests), and as `trueline import rl` reads it from what a framework's log has of the same steps: of even \
+seeds verl's tensors (with entropies), of odd ones slime's samples (without).
 
 - **small**: three layers, 256 words, both sides by hand; a mean entropy of 1.6 nats.
 - **large**: Qwen3-MoE of transformers trains, with four experts, grouped queries, tied embeddings and 8,000 words; an \
