@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.rl.frameworks import Follower, as_array, pick
+from trueline.rl.frameworks import Follower, as_array
 from trueline.schema.whole_sequences import cut_to_responses
 
 _NO_LOGPROBS = (
@@ -22,10 +22,6 @@ _NO_LOGPROBS = (
 class _Actor(Follower):
     framework = "AReaL"
     owner = "PPOActor"
-
-    def __init__(self, owner: Any, record: Callable[..., bool]) -> None:
-        super().__init__(owner, record)
-        self._turn = 0
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         return {"_compute_advantages": self._values}
@@ -39,9 +35,8 @@ class _Actor(Follower):
         if not actor.engine.is_data_parallel_head():
             return
         count, width = data["input_ids"].shape
-        self._turn += 1
         # which prompts they are of is not in the batch
-        rows = pick(range(count), width, self._turn)
+        rows = self.pick(range(count), width)
         names = ("input_ids", "logprobs", "prox_logp", "loss_mask", "versions", "rewards")
         parts = [as_array(data[name][rows]) if data.get(name) is not None else None for name in names]
         ids, rollout, prox, mask, versions, rewards = parts

@@ -76,6 +76,7 @@ class Follower:
         self._owner, self._record = owner, record
         self._failed = False
         self._warned = set[str]()
+        self._turn = 0
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         """By name of a method, what is called in its place, with the original before its arguments."""
@@ -107,6 +108,11 @@ class Follower:
         if sentence not in self._warned:
             self._warned.add(sentence)
             _log.warning("trueline: rollouts of %s: %s", self.framework, sentence)
+
+    def pick(self, groups_B: Sequence[Hashable], length: int) -> list[int]:
+        """The sequences of a batch that are recorded, others each time: see ``pick``."""
+        self._turn += 1
+        return pick(groups_B, length, self._turn)
 
     @classmethod
     def fails_for(cls, says: str) -> None:

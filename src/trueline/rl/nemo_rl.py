@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trueline.rl.frameworks import DriverFollower, Follower, as_array, pick
+from trueline.rl.frameworks import DriverFollower, Follower, as_array
 from trueline.schema.whole_sequences import cut_to_responses
 
 _FILE = re.compile(r"train_data_step(\d+)\.jsonl$")
@@ -26,7 +26,6 @@ class _Logger(DriverFollower):
     def __init__(self, owner: Any, record: Callable[..., bool]) -> None:
         super().__init__(owner, record)
         self._config: Mapping[str, Any] = {}
-        self._turn = 0
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         return {"log_hyperparams": self._configures, "log_batched_dict_as_jsonl": self._logs}
@@ -47,9 +46,8 @@ class _Logger(DriverFollower):
         names = ("token_ids", "generation_logprobs", "prev_logprobs", "token_loss_mask")
         batch = [as_array(to_log[name]) if name in to_log else None for name in names]
         num = len(to_log["generation_logprobs"])
-        self._turn += 1
         # which prompts they are of is not logged
-        rows = pick(range(num), max((len(values) for values in to_log["generation_logprobs"]), default=0), self._turn)
+        rows = self.pick(range(num), max((len(values) for values in to_log["generation_logprobs"]), default=0))
         columns = cut_to_responses(tuple(None if part is None else part[row] for part in batch) for row in rows)
         if "logp_train" not in columns:
             self.says(_SKIPPED)

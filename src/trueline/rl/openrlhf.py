@@ -63,22 +63,22 @@ class _Trainer(DriverFollower):
             self.says(_LATE)
             return
         size = args.rollout.n_samples_per_prompt
-        places = [int(place) for experience in experiences for place in experience.index]
+        samples = [int(sample) for experience in experiences for sample in experience.index]
         length = max(experience.action_mask.shape[1] for experience in experiences)
-        picked = set(pick([place // size for place in places], length, step))
+        picked = set(pick([sample // size for sample in samples], length, step))
         sequences, rows, offset = list[Any](), list[tuple[Any, int]](), 0
         for experience in experiences:
             names = ("sequences", "rollout_log_probs", "action_log_probs", "action_mask")
-            ids, *others = (as_array(getattr(experience, name)) for name in names)
-            if others[0] is None:
+            ids, *per_action = (as_array(getattr(experience, name)) for name in names)
+            if per_action[0] is None:
                 self.says("no log-probabilities of the engine are in its experiences.")
                 return
-            count, width = others[-1].shape
-            chosen = [row for row in range(count) if offset + row in picked]
-            before = ids.shape[1] - width
-            whole = [np.pad(part, ((0, 0), (before, 0))) for part in others]
-            sequences += [(ids[row], *(part[row] for part in whole)) for row in chosen]
-            rows += [(experience, row) for row in chosen]
+            count, width = per_action[-1].shape
+            indices = [row for row in range(count) if offset + row in picked]
+            missing = ids.shape[1] - width
+            per_token = [np.pad(part, ((0, 0), (missing, 0))) for part in per_action]
+            sequences += [(ids[row], *(part[row] for part in per_token)) for row in indices]
+            rows += [(experience, row) for row in indices]
             offset += count
         columns: dict[str, Any] = cut_to_responses(sequences)
         columns["reward"] = [float(experience.rewards[row]) for experience, row in rows]

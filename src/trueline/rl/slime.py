@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trueline.rl.frameworks import Follower, pick
+from trueline.rl.frameworks import Follower
 
 _NO_LOGPROBS = (
     "their trainer has no log-probabilities before the update where one update follows a rollout; "
@@ -23,10 +23,6 @@ _SETTINGS = {"temperature": "rollout_temperature", "top_p": "rollout_top_p", "to
 
 class _Slime(Follower):
     framework = "slime"
-
-    def __init__(self, owner: Any, record: Callable[..., bool]) -> None:
-        super().__init__(owner, record)
-        self._turn = 0
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         return {"save_debug_train_data": self._saves}
@@ -49,9 +45,8 @@ class _Slime(Follower):
         lengths = [int(length) for length in rollout_data["response_lengths"]]
         size = args.n_samples_per_prompt
         places = rollout_data.get("sample_indices") or range(len(lengths))
-        self._turn += 1
         # groups are dealt out to ranks: here they only say which sequences are recorded together
-        rows = pick([int(place) // size for place in places], max(lengths, default=0), self._turn)
+        rows = self.pick([int(place) // size for place in places], max(lengths, default=0))
 
         def select(name: str) -> Any:
             values = rollout_data.get(name)

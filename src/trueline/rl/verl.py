@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from trueline.rl.frameworks import DriverFollower, Follower, numbered, pick, scalar_of
+from trueline.rl.frameworks import DriverFollower, Follower, numbered, scalar_of
 
 FIELDS = ["prompts", "responses", "response_mask", "rollout_log_probs", "old_log_probs", "entropy", "rm_scores"]
 """What is read of a batch that is not in the driver's hands."""
@@ -44,11 +44,6 @@ class _Verl(DriverFollower):
     def __init__(self, owner: Any, record: Callable[..., bool]) -> None:
         super().__init__(owner, record)
         self._computed: _Computed | None = None
-        self._turn = 0
-
-    def _select(self, groups: Sequence[str], length: int) -> list[int]:
-        self._turn += 1
-        return pick(groups, length, self._turn)
 
     def _keep(self, trainer: Any, columns: dict[str, Any], groups: Sequence[str], advantages: Any, old: Any) -> None:
         """Record ``columns``, with ``advantages`` [B, L] and ``versions`` where there are any; ``old`` are the
@@ -97,7 +92,7 @@ class _RayTrainer(_Verl):
 
     def _take(self, batch: Any, outputs: Any) -> _Computed:
         length = batch.batch["responses"].shape[1]
-        rows = self._select(_uids(batch), length)
+        rows = self.pick(_uids(batch), length)
         entropy = outputs.batch.get("entropys", None)
         mask = batch.batch["response_mask"][rows]
         columns = {"mask": mask, "entropy": None if entropy is None else entropy[rows]}
@@ -112,7 +107,7 @@ class _RayTrainer(_Verl):
         tensors, others = batch.batch, batch.non_tensor_batch
         length, width = tensors["responses"].shape[1], tensors["prompts"].shape[1]
         if self._computed is None:
-            rows = self._select(_uids(batch), length)
+            rows = self.pick(_uids(batch), length)
             self._computed = _Computed(rows, {"mask": tensors["response_mask"][rows]})
         computed = self._computed
         rows = [row for row, mask in zip(computed.rows, computed.columns["mask"], strict=True) if mask.any()]
@@ -154,7 +149,7 @@ class _Trainer(_Verl):
 
     def _take(self, trainer: Any, batch: Any) -> _Computed:
         length = trainer.config.actor_rollout_ref.rollout.response_length
-        rows = self._select([_prompt_of(key) for key in batch.keys], length)
+        rows = self.pick([_prompt_of(key) for key in batch.keys], length)
         keys = [batch.keys[row] for row in rows]
         # what is handed on from here need not have the tags of samples
         versions = {"versions": [batch.tags[row].get("min_global_steps") for row in rows]}

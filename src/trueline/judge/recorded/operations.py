@@ -18,9 +18,9 @@ def operations_of(step: StepValues, site: Site) -> list[Call]:
     calls = step.calls()
     operations = {call.key: call for call in calls if _is_operation(call)}
     for phase in ("fwd", site.phase) if site.phase == "bwd" else (site.phase,):
-        known = operations.get((site.micro, phase, site.name, site.call))
-        if known is not None:
-            return [known]
+        operation = operations.get((site.micro, phase, site.name, site.call))
+        if operation is not None:
+            return [operation]
     call = next((call for call in calls if call.key == (site.micro, site.phase, site.name, site.call)), None)
     if call is None:
         return []
@@ -63,19 +63,23 @@ def _that_took_parameter(site: Site, operations: Collection[Call], calls: Sequen
     """
     if site.phase not in _GRADIENTS:
         return []
-    own = [call for call in calls if call.name == site.name and call.first.kind == "param"]
-    parameter = {value.root for call in own if call.phase == "param" for value in call.values}
-    took = [
+    of_parameter = [call for call in calls if call.name == site.name and call.first.kind == "param"]
+    parameter = {value.root for call in of_parameter if call.phase == "param" for value in call.values}
+    users = [
         operation
         for operation in operations
         if operation.phase == "fwd" and parameter & {value.root for value in operation.ins}
     ]
-    gradients = [value for call in own if call.phase == "bwd" for value in call.values]
+    gradients = [value for call in of_parameter if call.phase == "bwd" for value in call.values]
     owner = site.name.rpartition(".")[0]
     return (
-        took
+        users
         or _that_computed(gradients, operations, calls)
-        or [operation for operation in operations if own and operation.phase == "fwd" and operation.module == owner]
+        or [
+            operation
+            for operation in operations
+            if of_parameter and operation.phase == "fwd" and operation.module == owner
+        ]
     )
 
 
@@ -83,7 +87,9 @@ def _inside(call: Call, operations: Collection[Call], calls: Sequence[Call]) -> 
     """The operations between what a module took and what it returned."""
     if call.first.kind != "module":
         return []
-    forward = next((other for other in calls if other.key == (call.micro, "fwd", call.name, call.number)), None)
+    forward = next(
+        (candidate for candidate in calls if candidate.key == (call.micro, "fwd", call.name, call.number)), None
+    )
     if forward is None:
         return []
     begin, end = forward.values[0].index, forward.values[-1].index
