@@ -135,7 +135,7 @@ def avoiding(d_N: Floats, hit_N: NDArray[np.bool_], p_N: Floats) -> Floats:
 
 def log_words(words: Any) -> float:
     """The logarithm of a declared number of words, that of ``MOST_WORDS`` for none."""
-    return math.log(words if isinstance(words, int) and words >= 2 else MOST_WORDS)
+    return math.log(_words(words))
 
 
 def most_varentropy(words: Any) -> float:
@@ -143,9 +143,11 @@ def most_varentropy(words: Any) -> float:
     Theory 61, 2015, arXiv 1304.0036: the maximum lies between this less 1 and this); that of ``MOST_WORDS`` for no
     number of words.
     """
-    if not isinstance(words, int) or words < 2:
-        words = MOST_WORDS
-    return math.log(words - 1) ** 2 / 4 + 1
+    return math.log(_words(words) - 1) ** 2 / 4 + 1
+
+
+def _words(declared: Any) -> int:
+    return declared if isinstance(declared, int) and declared >= 2 else MOST_WORDS
 
 
 def _bennett(x: Floats) -> Floats:

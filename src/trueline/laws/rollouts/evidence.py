@@ -55,6 +55,11 @@ NO_PENALTY: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty"
 WORDS_LEFT_OUT = ("bad_words", "allowed_token_ids", "min_tokens", "logit_bias", "structured_outputs")
 """Settings of engines that leave words out, or move some."""
 
+ONE_SIDE, FEWEST_TOKENS = 0.98, 100
+"""Share of the tokens beyond rounding that are off in one direction, and fewest of them. Of errors that know no side,
+hardly ever so many are (2^-85).
+"""
+
 MAX_LOSS = 1.0
 """Nats against a fault at steps that may be of it all the same."""
 
@@ -165,6 +170,17 @@ def as_trainer(rows: Rows) -> bool:
     excess = ratio_of_sums(rows.sums["excess"], rows.sums["judged"])
     gap = ratio_of_sums(rows.sums["abs"], rows.sums["tokens"])
     return abs(excess) < gap / 4
+
+
+def side_of(rows: Rows) -> list[str]:
+    """``engine-above`` or ``engine-below`` as a kind of evidence, where nearly all tokens beyond rounding are likelier
+    to the engine, or less likely.
+    """
+    low, high = float(rows.sums["low"].sum()), float(rows.sums["high"].sum())
+    if low + high < FEWEST_TOKENS:
+        return []
+    share = high / (low + high)
+    return ["engine-above"] if share > ONE_SIDE else ["engine-below"] if share < 1 - ONE_SIDE else []
 
 
 def is_greedy(rows: Rows) -> bool:

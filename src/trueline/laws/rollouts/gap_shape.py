@@ -11,8 +11,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.judge.stats.memoize import memoized
 from trueline.laws.rollouts import sync_rows, weights_not_synced
-from trueline.laws.rollouts.evidence import ratio_of_sums
+from trueline.laws.rollouts.evidence import ratio_of_sums, side_of
 from trueline.laws.rollouts.rows import Rows
 from trueline.store.reader import Run
 from trueline.store.records.arrays import to_numpy
@@ -32,11 +33,6 @@ one update behind stays one behind.
 """
 FEWEST = 8
 """Sequences of a kind that are compared with those of another."""
-ONE_SIDE = 0.98
-"""Share of the tokens beyond rounding that are off in one direction. Of errors that know no side, hardly ever so many
-are, of the 100 that are asked for (2^-85).
-"""
-FEWEST_TOKENS = 100
 _OF_A_PROMPT = 4
 """A prompt is new to the engine where not even its first quarter was there before."""
 
@@ -53,11 +49,11 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
       were equal after syncs; ``adapter-unseen``: the trainer has an adapter that the engine shows nowhere;
     - ``engine-above``, ``engine-below``: nearly all log-probabilities of the engine are higher, or lower.
     """
-    kinds = [*_timing(rows, ceiling), *_sides(rows)]
+    kinds = [*_timing(rows, ceiling), *side_of(rows)]
     if not {"after-a-sync", "after-a-step", "later"}.isdisjoint(kinds):
         kinds += _prompts(run, rows, ceiling)
-    kinds.append("prompts-equal" if _are_prompts_equal(run) else "prompts-unknown")
-    return kinds + _weights(run)
+    kinds.append("prompts-equal" if are_ids_equal(run, "prompt") else "prompts-unknown")
+    return [*kinds, *_weights(run)]
 
 
 def gap_of(rows: Rows) -> float:
@@ -92,14 +88,6 @@ def _order(rows: Rows) -> tuple[NDArray[np.float64], str]:
     if len(rows) and rows.version.min() == rows.version.max():
         return rows.step.astype(np.float64), "step of one version"
     return rows.version, "version"
-
-
-def _sides(rows: Rows) -> list[str]:
-    low, high = float(rows.sums["low"].sum()), float(rows.sums["high"].sum())
-    if low + high < FEWEST_TOKENS:
-        return []
-    share = high / (low + high)
-    return ["engine-above"] if share > ONE_SIDE else ["engine-below"] if share < 1 - ONE_SIDE else []
 
 
 def _prompts(run: Run, rows: Rows, ceiling: float) -> list[str]:
@@ -150,10 +138,11 @@ def _seen_before(run: Run, rows: Rows) -> tuple[Bools, Bools]:
     return seen_R, new_R
 
 
-def _are_prompts_equal(run: Run) -> bool:
-    """True if the trainer recorded its prompts, and all are those of the engine."""
+@memoized
+def are_ids_equal(run: Run, side: str) -> bool:
+    """True if the trainer recorded all its ids of a side, ``prompt`` or ``response``, and they are the engine's."""
     total = 0
-    for table in cast(Any, run.kept("rollouts")).pieces(["prompt_ids", "train_prompt_ids"]):
+    for table in cast(Any, run.kept("rollouts")).pieces([f"{side}_ids", f"train_{side}_ids"]):
         compared = to_numpy(table[0].is_valid()) & to_numpy(table[1].is_valid())
         if not compared.all():
             return False
@@ -163,6 +152,7 @@ def _are_prompts_equal(run: Run) -> bool:
     return total > 0
 
 
+@memoized
 def _weights(run: Run) -> list[str]:
     """What syncs say, where some were recorded."""
     rows = sync_rows.rows_of(run)

@@ -78,6 +78,7 @@ from trueline.laws.rollouts.evidence import (
     finding,
     is_greedy,
     ratio_of_sums,
+    side_of,
     span,
 )
 from trueline.laws.rollouts.gaps import CEILING_OTHERWISE, ceiling_of
@@ -107,8 +108,6 @@ _FEWEST_CUT = 3
 """Tokens of which the trainer is certain, or that it excludes."""
 _TOO_SELDOM = 6.0
 """Standard deviations below what is expected that repeated tokens come too seldom: one sum in 10^9 by chance."""
-_ONE_SIDE = 0.98
-"""Share of the tokens that are off in one direction where one side alone has words that nobody samples."""
 _NEXT = (
     "Look at which log-probabilities the engine returns (vLLM: logprobs_mode; SGLang: temp_scaled_logprobs): they must "
     "be those after temperature, top-p, top-k and penalties, or the trainer's and the engine's must both be without.",
@@ -188,7 +187,7 @@ def _above(run: Run, rows: Rows) -> list[Finding]:
         return []
     blamed = crossing.select(rows)
     mean = ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"])
-    kinds = (*declared_kinds(blamed), *_sides(blamed), *_trainer_cut(blamed))
+    kinds = (*declared_kinds(blamed), *side_of(blamed), *_trainer_cut(blamed))
     return [_mean_above(mean, crossing, *kinds)] if mean > 1 else []
 
 
@@ -282,12 +281,6 @@ def _cut(rows: Rows) -> float:
             return share
         below, last = beyond, share
     return 0.0
-
-
-def _sides(rows: Rows) -> list[str]:
-    """``engine-below`` where nearly all tokens are less likely to the engine than to the trainer."""
-    low, high = float(rows.sums["low"].sum()), float(rows.sums["high"].sum())
-    return ["engine-below"] if low > _ONE_SIDE * (low + high) > 0 else []
 
 
 def _trainer_cut(rows: Rows) -> list[str]:

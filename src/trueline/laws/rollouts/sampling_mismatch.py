@@ -20,9 +20,10 @@ allowed for what lies beyond, and the bet on a mean below that is an e-process u
 rollouts (`laws/rollouts/e_values.py`). It is called a cut where hardly any token is less likely to the engine than to
 the trainer, and half of the mass is kept. Of a log of means (verl's) it is 1 + k3 - k1.
 
-Nearly all tokens that stood in the response before are off in one direction and hardly any of those that stood nowhere:
-that is a penalty on repetition. Where the part that a cut leaves is one token, it is recorded as certain. Where tokens
-come that the trainer thinks less likely than all that would be left, there is no cut, but rows that pad a vocabulary.
+A fifth of the tokens that stood in the response before are off by more than rounding in one direction, and hardly any
+of those that stood nowhere: that is a penalty on repetition. Where the part that a cut leaves is one token, it is
+recorded as certain. Where tokens come that the trainer thinks less likely than all that would be left, there is no cut,
+but rows that pad a vocabulary.
 
 A temperature: with T, all log-odds of two tokens are those of the trainer divided by T, which nothing else does. Where
 log-odds of both sides are recorded (the engine's two likeliest tokens: `logprobs=2`), the slope of one on the other is
@@ -78,6 +79,7 @@ from trueline.laws.rollouts.evidence import (
     is_greedy,
     ratio_of_sums,
     share_of_unique_runs,
+    side_of,
 )
 from trueline.laws.rollouts.gap_shape import gap_of
 from trueline.laws.rollouts.gaps import CEILING_OTHERWISE, ceiling_of
@@ -111,10 +113,6 @@ _FEWEST_ZEROS = 3
 """Tokens recorded with a log-probability of exactly 0, the probability 1, of which the trainer is not certain."""
 _FEWEST_BEYOND = 3
 """Tokens to which the trainer gives likelier ones with more probability than the engine keeps."""
-_ONE_SIDE = 0.98
-"""Share of the tokens beyond rounding that are likelier to the engine. Errors that know no side put half there: 200 are
-so by chance once in 10^50.
-"""
 _PADDED_KEEPS = 0.8
 """Least probability that words keep beside rows that pad them. These are fewer than one in ten of all rows (up to 512
 of 32,000 and more), and nobody trained them.
@@ -156,7 +154,7 @@ def check(run: Run) -> list[Finding]:
             raise
         return _cut_of_means(run, means)
     if is_greedy(rows):
-        return []
+        raise CannotTell("greedy sampling was declared: no distribution is sampled from", reason="by-design")
     fresh = rows.subset(~(rows.lag > 0))
     hot = _temperature(fresh)
     penalties = [] if hot else _penalties(fresh)
@@ -219,8 +217,8 @@ def _penalties(rows: Rows) -> list[Finding]:
                 None,
                 steps=(first, last),
                 measured=again,
-                expected=0.5,
-                unit="share of repeated tokens",
+                expected=fresh,
+                unit="share of tokens beyond rounding",
                 evidence={"kind": ["penalties", *declared_kinds(rows)]},
                 next=(
                     "Sample one batch with repetition_penalty=1, presence_penalty=0 and frequency_penalty=0: if it is "
@@ -236,7 +234,8 @@ def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
     if crossing is not None and _is_cut(blamed := crossing.select(rows)):
         return [_kept_mass(ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"]), crossing, *_cut_kinds(blamed))]
     if not tempered and (mean := _one_sided(rows)) is not None:
-        return [_kept_mass(mean, Crossing(*_ends(rows), int(rows.step.min()), 0.0), *_cut_kinds(rows))]
+        first, last = int(rows.step.min()), int(rows.step.max())
+        return [_kept_mass(mean, Crossing(first, last, first, 0.0), *_cut_kinds(rows))]
     crossing = find_broken_law(run, rows, "below")
     if crossing is None or tempered:
         return []
@@ -264,15 +263,10 @@ def _one_sided(rows: Rows) -> float | None:
     explains: what is left out is then too little for a bet. None where it is not so.
     """
     rows = rows.subset(~(rows.lag > 0))
-    low, high = float(rows.sums["low"].sum()), float(rows.sums["high"].sum())
-    kept = ratio_of_sums(rows.sums["x"], rows.sums["tokens"])
-    if high < _FEWEST or high < _ONE_SIDE * (low + high) or not gap_of(rows) > ceiling_of(rows):
+    if float(rows.sums["high"].sum()) < _FEWEST or side_of(rows) != ["engine-above"]:
         return None
-    return kept if 0.5 < kept < 1 else None
-
-
-def _ends(rows: Rows) -> tuple[int, int]:
-    return int(rows.step.min()), int(rows.step.max())
+    mass_kept = ratio_of_sums(rows.sums["x"], rows.sums["tokens"])
+    return mass_kept if gap_of(rows) > ceiling_of(rows) and 0.5 < mass_kept < 1 else None
 
 
 def _is_cut(rows: Rows) -> bool:

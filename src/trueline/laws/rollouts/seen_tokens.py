@@ -6,6 +6,7 @@ N tokens of R sequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,15 +24,24 @@ _IDS = 1 << 32
 
 @dataclass(frozen=True)
 class SeenTokens:
-    """Of [N] tokens of responses ``ids`` and ``tops``, the trainer's likeliest in their place, ``NONE`` where unknown.
-    ``prompt_keys`` are the tokens of the prompts, as ``keys_of`` has them.
+    """Of [N] tokens of responses, which are read as somebody asks: of two engines that agree nobody does. ``read_ids``
+    has a column of ids, ``NONE`` where unknown, ``read_prompts`` the tokens of the prompts as ``keys_of`` has them.
     """
 
-    ids: Ints
-    tops: Ints
-    prompt_keys: Ints
+    read_ids: Callable[[str], Ints]
+    read_prompts: Callable[[], Ints]
     sequence: Ints
     position: Ints
+
+    @cached_property
+    def ids(self) -> Ints:
+        """[N] the tokens."""
+        return self.read_ids("response_ids")
+
+    @cached_property
+    def tops(self) -> Ints:
+        """[N] the trainer's likeliest in their place."""
+        return self.read_ids("top_train")
 
     @cached_property
     def again(self) -> Bools:
@@ -67,7 +77,11 @@ class SeenTokens:
         return (ids_N != NONE) & (keys[at] == wanted) & (self.position[first[at]] < self.position)
 
     def _is_in_prompt(self, ids_N: Ints) -> Bools:
-        return np.isin(keys_of(self.sequence, ids_N), self.prompt_keys)
+        return np.isin(keys_of(self.sequence, ids_N), self._prompt_keys)
+
+    @cached_property
+    def _prompt_keys(self) -> Ints:
+        return self.read_prompts()
 
     @cached_property
     def _first_of_response(self) -> tuple[Ints, Ints]:

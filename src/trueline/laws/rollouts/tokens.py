@@ -89,7 +89,7 @@ class Tokens:
         """
         has_rollout = self.total(np.isfinite(self.columns["logp_rollout"]).astype(np.float64)) > 0
         has_entropy = np.isfinite(self.columns["logp_train"]) & np.isfinite(self.columns["entropy"])
-        return self.sampled & has_entropy & np.isfinite(self.varentropy()) & ~has_rollout[self.sequence]
+        return self.sampled & has_entropy & ~has_rollout[self.sequence]
 
     def varentropy(self) -> Floats:
         """[N] as recorded, else the bound by the vocabulary."""
@@ -161,18 +161,15 @@ class Tokens:
     def laws(self) -> dict[str, Floats]:
         """Sums of log e-values [R, B] by law; 0 where a token does not count."""
         counts, d = self.counts, self.diff()
-        judged, alone = (
-            counts & np.isfinite(self.columns["entropy"]) & np.isfinite(self.varentropy()),
-            self.is_trainer_only,
-        )
+        judged, alone = counts & np.isfinite(self.columns["entropy"]), self.is_trainer_only
         slack = np.where(counts, np.expm1(np.minimum(_rounding(self), 1.0)), 0.0)
         x = np.exp(np.clip(-d, -50.0, 50.0))
         surprise, entropy, varentropy = (
             np.where(judged | alone, values, 0.0)
             for values in (-self.columns["logp_train"], self.columns["entropy"], self.varentropy())
         )
-        # a logit that is off by so much moves the surprise by that times the spread of the others
         log_words = self.log_words[self.sequence]
+        # a logit that is off by so much moves the surprise by that times the spread of the others
         moved, zero = self.rounding[self.sequence] * np.sqrt(varentropy), np.zeros_like(d)
         logs = {
             "above": np.where(counts[:, None], e_values.mean_above_one(x, slack), 0.0),
@@ -197,9 +194,10 @@ class Tokens:
         which the engine recorded nothing.
         """
         logp = self.columns["logp_top"]
-        known = np.isfinite(logp) & (self.counts if d is not None else self.is_trainer_only)
+        known = np.isfinite(logp)
         if not known.any():
             return np.zeros((len(logp), len(e_values.AVOIDING_BETS)))
+        known &= self.counts if d is not None else self.is_trainer_only
         p = np.exp(np.minimum(np.where(known, logp, 0.0), 0.0))
         moved = p * (1 - p) * self.rounding[self.sequence] if d is None else np.zeros_like(p)
         logs = e_values.avoiding(np.zeros_like(p) if d is None else d, self.repeats.is_top, p - moved)
@@ -295,13 +293,15 @@ class Tokens:
         """
         logp, train = self.columns["logp_top"], self.columns["logp_train"]
         measured = self.sampled & np.isfinite(logp) & np.isfinite(train)
+        names = ("again", "fresh")
+        if not measured.any():
+            return dict.fromkeys((*(f"top_{name}" for name in names), *(f"top_{name}_var" for name in names)), measured)
         p = np.exp(np.minimum(np.where(measured, logp, 0.0), 0.0))
-        more = np.where(measured, self.repeats.is_top - p, 0.0)
+        more = self.repeats.is_top - p
         columns: dict[str, Any] = {}
-        for name in ("again", "fresh"):
-            where = getattr(self.repeats, f"top_{name}") & measured if measured.any() else measured
-            columns[f"top_{name}"] = np.where(where, more, 0.0)
-            columns[f"top_{name}_var"] = np.where(where, p * (1 - p), 0.0)
+        for name, stood in zip(names, (self.repeats.top_again, self.repeats.top_fresh), strict=True):
+            columns[f"top_{name}"] = np.where(stood & measured, more, 0.0)
+            columns[f"top_{name}_var"] = np.where(stood & measured, p * (1 - p), 0.0)
         return columns
 
     def _updates(self) -> dict[str, Any]:
@@ -339,10 +339,12 @@ def tokens_of(table: Any) -> Tokens:
     rounding = np.array([ceiling(facts.get("dtype")) for facts in declared] or [0.0])[index]
     log_words = np.array([e_values.log_words(facts.get("vocabulary")) for facts in declared] or [0.0])[index]
     bound = np.array([e_values.most_varentropy(facts.get("vocabulary")) for facts in declared] or [0.0])[index]
-    ids, tops = (_values(table, name, length, NONE).astype(np.int64) for name in ("response_ids", "top_train"))
-    prompts = floats(table["prompt_ids"].combine_chunks().flatten()).astype(np.int64)
-    prompt_keys = keys_of(np.repeat(np.arange(len(length)), _lengths(table, "prompt_ids")), prompts)
-    repeats = SeenTokens(ids, tops, prompt_keys, sequence, position)
+
+    def prompts() -> Ints:
+        ids = floats(table["prompt_ids"].combine_chunks().flatten()).astype(np.int64)
+        return keys_of(np.repeat(np.arange(len(length)), _lengths(table, "prompt_ids")), ids)
+
+    repeats = SeenTokens(lambda name: _values(table, name, length, NONE).astype(np.int64), prompts, sequence, position)
     return Tokens(values, sequence, position, length, sampled, rounding, bound, log_words, repeats)
 
 

@@ -58,6 +58,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.laws.rollouts.evidence import find_excess, finding, span
+from trueline.laws.rollouts.gap_shape import are_ids_equal
 from trueline.laws.rollouts.onsets import onset_of
 from trueline.laws.rollouts.rows import Rows, rows_of
 from trueline.schema.columns.rollouts import MISFIT
@@ -221,7 +222,8 @@ def _shifted(rows: Rows) -> list[Finding]:
 def _shifted_rows(rows: Rows, shift_R: NDArray[np.int64]) -> Finding:
     blamed = rows.subset(shift_R != 0)
     among = int(np.isin(rows.step, blamed.step).sum())
-    shift = int(np.median(shift_R[shift_R != 0]))
+    shifts, numbers = np.unique(shift_R[shift_R != 0], return_counts=True)
+    shift = int(shifts[numbers.argmax()])
     others = " The other sequences are as they should be." if among > len(blamed) else ""
     return finding(
         CODE,
@@ -241,12 +243,6 @@ def _shifted_rows(rows: Rows, shift_R: NDArray[np.int64]) -> Finding:
     )
 
 
-def _are_ids_equal(run: Run) -> bool:
-    """True if the trainer recorded its tokens of responses: that they differ is a finding of its own."""
-    table = cast(Any, run.kept("rollouts")).table(["response_ids", "train_response_ids"])
-    return bool(to_numpy(table[0].is_valid()).all() and to_numpy(table[1].is_valid()).all())
-
-
 def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
     onset_R, shift_R = onset_of(run, rows)
     if int((shift_R != 0).sum()) >= FEWEST_SHIFTED:
@@ -255,6 +251,7 @@ def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
     if crossing is None:
         return []
     blamed = crossing.in_steps(rows) & (onset_R >= 0)
+    ids_equal = are_ids_equal(run, "response")
     num, among = int(blamed.sum()), int(crossing.in_steps(rows).sum())
     if not num > CHANCE * among:
         return []
@@ -267,7 +264,7 @@ def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
             measured=num / among,
             expected=0.0,
             unit="share of responses",
-            evidence={"kind": ["from-one-position", "ids-equal"] if _are_ids_equal(run) else "from-one-position"},
+            evidence={"kind": ["from-one-position", "ids-equal"] if ids_equal else "from-one-position"},
             next=_NEXT,
         )
     ]

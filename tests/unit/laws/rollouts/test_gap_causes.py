@@ -355,3 +355,41 @@ def test_greedy_sampling_that_was_declared_is_no_other_distribution(tmp_path: Pa
 
     found = {each.code for each in trueline.check(recorded(tmp_path, Made(), temperature=0.01, change=greedy)).findings}
     assert not found & {"sampling-mismatch", "recorded-logprobs-wrong"}
+
+
+def test_responses_that_are_shifted_either_way_are_said_with_the_most_frequent_shift(tmp_path: Path) -> None:
+    made = Made(size=32, length=40)
+
+    def change(batch: Batch) -> None:
+        for row, shift in ((0, 1), (1, -1)):
+            batch["logp_rollout"][row, 12:] = np.roll(batch["logp_rollout"][row, 12:], -shift)
+
+    (found,) = (
+        each
+        for each in trueline.check(recorded(tmp_path, made, steps=4, change=change)).findings
+        if each.code == "tokens-differ"
+    )
+    assert found.evidence["kind"] == "row-shifted"
+    assert abs(found.evidence["shift"]) == 1
+    assert found.measured == 8.0
+
+
+def test_tokens_that_the_trainer_recorded_as_others_were_tokenised_again(tmp_path: Path) -> None:
+    made = Made(size=32, length=40, error=np.where(np.arange(40) >= 20, 2.0, 1e-6)[None, :, None])
+
+    def change(batch: Batch) -> None:
+        batch["train_response_ids"] = np.where(np.arange(40) >= 20, 1 + batch["response_ids"], batch["response_ids"])
+
+    run = recorded(tmp_path, made, change=change)
+    assert {"response", "from-one-position"} <= _kinds(run, "tokens-differ")
+    assert "ids-equal" not in _kinds(run, "tokens-differ")
+    assert _cause(run) == "response-tokenised-again"
+
+
+def test_greedy_sampling_is_said_to_be_out_of_what_is_judged(tmp_path: Path) -> None:
+    def greedy(batch: Batch) -> None:
+        batch["sampling"] = {"dtype": "float32", "temperature": 0}
+
+    report = trueline.check(recorded(tmp_path, Made(), temperature=0.01, change=greedy))
+    why = {each.check: each.why for each in report.checks_not_run}
+    assert "greedy sampling was declared" in why["sampling-mismatch"]
