@@ -10,8 +10,8 @@ CTranslate2; ``drawn``: healthy rollouts that are drawn; ``quick``: how many ste
 are kept beside this file, so that it can be interrupted; the page is written of those that are there. Some hours on
 one core; ctranslate2 and transformers are needed.
 
-``causes`` has a page of its own, causes.md: twelve faults that checks may be tried on (``open``), twelve that were set
-aside, which are in a ``FILE`` of their own (``held``), and twelve healthy trainings (``twins``), each in two models, as
+``causes`` has a page of its own, causes.md: faults that checks may be tried on (``open``), twelve that were set aside,
+which are in a ``FILE`` of their own (``held``), and twelve healthy trainings (``twins``), each in two models, as
 recorded and as imported from a framework's log.
 """
 

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.rl import measure
 from benchmarks.rl.causes import page, part
 from benchmarks.rl.causes.faults import OPEN
+from benchmarks.rl.causes.seen import SEEN
 from benchmarks.rl.causes.twins import TWINS
 
 
@@ -27,8 +28,8 @@ def test_a_fault_of_each_model_is_judged_as_recorded_and_as_imported(
 
 
 def test_there_are_twelve_of_each_and_each_fault_has_a_cause() -> None:
-    assert len(OPEN) == len(TWINS) == len({twin.name for twin in TWINS}) == 12
-    assert all(fault.causes for fault in OPEN)
+    assert len(OPEN) == len(SEEN) == len(TWINS) == len({twin.name for twin in TWINS}) == 12
+    assert all(fault.causes for fault in (*OPEN, *SEEN))
 
 
 def _result(case: str, source: str, cause: str) -> dict[str, Any]:
@@ -41,16 +42,18 @@ def test_the_page_has_both_halves_beside_each_other(monkeypatch: pytest.MonkeyPa
     lines = {
         "causes-open": [_result("one", "record", "named"), _result("two", "record", "wrong")],
         "causes-held": [_result("three", "record", "named"), _result("three", "import", "open")],
+        "causes-first-held": [_result("four", "record", "named"), _result("four", "record", "wrong")],
     }
     written: list[str] = []
     monkeypatch.setattr(measure, "read", lambda name: lines.get(name, []))
     monkeypatch.setattr(page, "write", lambda *parts, **_: written.extend(parts))
     page.write_page()
     text = "\n".join(written)
-    assert "| recorded | the open half | both | 2 | 50.0 % | 0 | 1 | 0 | 2.5 % | 97.47 % | 1 of 2 |" in text
-    assert "| recorded | the half that was set aside | both | 1 | 100.0 % | 0 | 0 | 0 |" in text
-    assert "| imported | the half that was set aside | both | 1 | 0.0 % | 1 | 0 | 0 |" in text
+    assert "| recorded | open | both | 2 | 50.0 % | 0 | 1 | 0 | 2.5 % | 97.47 % | 1 of 2 |" in text
+    assert "| recorded | set aside | both | 1 | 100.0 % | 0 | 0 | 0 |" in text
+    assert "| imported | set aside | both | 1 | 0.0 % | 1 | 0 | 0 |" in text
     assert part.HELD in text
+    assert "50.0 % named, 1 wrong of 2 Runs" in text
     lines["causes-held"] = []
     page.write_page()
-    assert "The second half was not run yet." in "\n".join(written)
+    assert "What is set aside was not run yet." in "\n".join(written)

@@ -12,15 +12,16 @@ from gallery.scoring import upper_bound
 
 Results = Sequence[dict[str, Any]]
 
-HALVES = {"open": "the open half", "held": "the half that was set aside"}
+HALVES = {"open": "open", "held": "set aside"}
+TITLES = {"open": "Open faults", "held": "Faults that were set aside"}
 SOURCES = {"record": "recorded", "import": "imported"}
 KINDS = ("named", "open", "wrong", "none")
 ABOUT = """\
-Twenty-four planted faults in a loop of rollouts and updates, six steps of about 700 tokens, with as many seeds as the \
+Thirty-six planted faults in a loop of rollouts and updates, six steps of about 700 tokens, with as many seeds as the \
 tables have Runs, and twelve healthy trainings that look like them. Each training is judged twice: as `rl.record` and \
 `rl.record_sync` have it (both log-probabilities, entropy, varentropy, the mass above, the likeliest token, log-odds, \
-versions, digests), and as `trueline import rl` reads it from what a framework's log has of the same steps: of even \
-seeds verl's tensors (with entropies), of odd ones slime's samples (without).
+the number of likelier words, versions, digests), and as `trueline import rl` reads it from what a framework's log \
+has of the same steps: of even seeds verl's tensors (with entropies), of odd ones slime's samples (without).
 
 - **small**: three layers, 256 words, both sides by hand; a mean entropy of 1.6 nats.
 - **large**: Qwen3-MoE of transformers trains, with four experts, grouped queries, tied embeddings and 8,000 words; an \
@@ -32,9 +33,10 @@ it says that the cause cannot be told. *Wrong*: another cause is named. *Nothing
 may be all that can be said. A healthy lag at which the trainer's log-probabilities are of its own weights is judged \
 as recorded alone, since no log says that it is meant. Bounds are those of Clopper and Pearson with 95 % confidence."""
 SET_ASIDE = """\
-The first half was open: checks were changed after a look at what they said of it. The faults of the second half, of \
-other mechanisms than those of the first, were written down with their right causes before any was judged, and not \
-seen by those who wrote the checks: SHA-256 `{digest}` of the file of them was committed before. Each was run once. \
+Twenty-four faults are open: checks were changed after a look at what they said of them. Twelve of these had been set \
+aside before, and were run once then: {first}. The twelve that are set aside now, of other mechanisms, were written \
+down with their right causes before any was judged, and not seen by those who wrote the checks: SHA-256 `{digest}` of \
+the file of them was committed before. They were run once, after the last change of the checks. \
 Runs of one fault are alike: bounds are of more seeds of these faults, not of other faults, of which the \
 column *faults named* says more: those whose cause is named in at least nine of ten Runs."""
 
@@ -50,12 +52,21 @@ def write_page() -> None:
         parts += [
             "## In all",
             _summary(halves),
-            SET_ASIDE.format(digest=HELD) if halves["held"] else "The second half was not run yet.",
+            SET_ASIDE.format(digest=HELD, first=_first_held())
+            if halves["held"]
+            else "What is set aside was not run yet.",
         ]
-    parts += [part for half, own in halves.items() if own for part in (f"## Of {HALVES[half]}", _faults(own))]
+    parts += [part for half, own in halves.items() if own for part in (f"## {TITLES[half]}", _faults(own))]
     if twins:
         parts += ["## Healthy trainings", _alarms(twins), _twins(twins)]
     write(measure.__file__, *parts, name="causes.md")
+
+
+def _first_held() -> str:
+    """What was said of the faults that were set aside first."""
+    own = _of(measure.read("causes-first-held"), source="record")
+    counts = _counts(own)
+    return f"{100 * counts[0] / max(len(own), 1):.1f} % named, {counts[2]} wrong of {len(own)} Runs, recorded"
 
 
 def _of(results: Results, **wanted: str) -> list[dict[str, Any]]:

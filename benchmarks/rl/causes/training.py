@@ -153,6 +153,7 @@ class Training:
             "entropy": told.entropy,
             "varentropy": told.varentropy,
             "mass_above": told.mass_above,
+            "words_above": told.words_above,
             "top_train": told.top_train,
             "logp_top": told.logp_top,
             "odds_rollout": sampled.odds,

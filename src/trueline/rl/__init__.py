@@ -50,7 +50,7 @@ def record(
     ``versions`` are those of the weights of engine and trainer, of each sequence or of all. ``sampling`` is what was
     declared: ``temperature``, ``top_p``, ``top_k``, ``lag`` (versions that rollouts may be behind), ``dtype`` (the
     coarser of both sides), ``engine``. ``more`` are further columns of the table: ``logp_update``, ``odds_rollout`` and
-    ``odds_train``, ``mass_above``, ``top_train`` and ``logp_top`` (the token that the trainer thinks likeliest, and its
+    ``odds_train``, ``mass_above``, ``words_above``, ``top_train`` and ``logp_top`` (the likeliest token, and its
     log-probability), ``train_prompt_ids``, ``train_response_ids``, ``reward``, ``reward_again``, ``advantage``,
     ``group``, and of a mixture of experts ``experts_rollout`` and ``experts_train``, the experts
     [B, L, layers, slots] that were chosen at the position from which the token is predicted, ``expert_weights_rollout``
@@ -127,10 +127,10 @@ def read_logits(
     has to be whole. Where the model changes logits after this layer (soft-capping, scaling), pass the model, whose
     output has ``logits``. ``temperature`` divides them; ``pair`` [B, L, 2] as of ``of_logits``.
 
-    ``logp``, ``entropy``, ``varentropy``, ``mass_above``, ``odds``, ``logp_top`` [B, L] float32, ``top_train`` [B, L]
-    and ``top`` [B, L, 2] int64 are there when the block ends, None where not all logits were seen, which a warning
-    says. At most 1,024 distributions are held beside the logits; neither these nor gradients change. Raises
-    ``InputError`` for what is no module, or ids of another shape; never in the forward pass.
+    ``logp``, ``entropy``, ``varentropy``, ``mass_above``, ``words_above``, ``odds``, ``logp_top`` [B, L] float32,
+    ``top_train`` [B, L] and ``top`` [B, L, 2] int64 are there when the block ends, None where not all logits were seen,
+    which a warning says. At most 1,024 distributions are held beside the logits; neither these nor gradients change.
+    Raises ``InputError`` for what is no module, or ids of another shape; never in the forward pass.
     """
     reading = importlib.import_module("trueline.rl.logits_hook")
     return reading.ReadLogits(module, response_ids, temperature=temperature, pair_BL2=pair)

@@ -23,7 +23,7 @@ from trueline.schema.text.words import counted
 
 TOKEN_COLUMNS: tuple[str, ...] = (
     *("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train"),
-    *("mass_above", "logp_top", *ROUTING_COLUMNS),
+    *("mass_above", "words_above", "logp_top", *ROUTING_COLUMNS),
 )
 """Columns with a number for each response token."""
 RESPONSE_IDS: tuple[str, ...] = ("response_ids", "top_train")

@@ -18,9 +18,9 @@ CHUNK = 1024
 @dataclass(frozen=True)
 class TokenStatistics:
     """Each [N] float32, of the distribution before each token: its log-probability ``logp``, ``entropy`` H = -sum p log
-    p, ``varentropy`` sum p (log p + H)², the probability ``mass_above`` of words likelier than it; ``top`` [N, 2] int64
-    the two likeliest words, ``logp_top`` the log-probability of the first, and ``odds`` the log-odds of the first
-    against the second of ``pair``, by default these.
+    p, ``varentropy`` sum p (log p + H)², the probability ``mass_above`` of words likelier than it and their number
+    ``words_above``; ``top`` [N, 2] int64 the two likeliest words, ``logp_top`` the log-probability of the first, and
+    ``odds`` the log-odds of the first against the second of ``pair``, by default these.
     """
 
     logp: Tensor
@@ -30,6 +30,7 @@ class TokenStatistics:
     top: Tensor
     odds: Tensor
     logp_top: Tensor
+    words_above: Tensor
 
     @property
     def top_train(self) -> Tensor:
@@ -55,14 +56,15 @@ def of_logits(
         row_slice = slice(start, start := start + len(rows))
         pair_rows = None if pairs is None else pairs[row_slice]
         parts.append(_chunk(rows.float() / temperature, ids[row_slice], pair_rows))
-    logp, entropy, varentropy, mass, top, odds, logp_top = (
-        map(torch.cat, zip(*parts, strict=True)) if parts else (logits_NV.new_zeros(0) for _ in range(7))
+    logp, entropy, varentropy, mass, top, odds, logp_top, words = (
+        map(torch.cat, zip(*parts, strict=True)) if parts else (logits_NV.new_zeros(0) for _ in range(8))
     )
     return TokenStatistics(
         *(statistic.reshape(shape) for statistic in (logp, entropy, varentropy, mass)),
         top=top.reshape(*shape, 2),
         odds=odds.reshape(shape),
         logp_top=logp_top.reshape(shape),
+        words_above=words.reshape(shape),
     )
 
 
@@ -82,7 +84,8 @@ def _chunk(logits_NV: Tensor, ids_N: Tensor, pair_N2: Tensor | None) -> tuple[Te
     entropy = -(p_NV * finite_NV).sum(-1)
     varentropy = (p_NV * (finite_NV + entropy[:, None]).square()).sum(-1)
     logp = log_NV.gather(-1, ids_N[:, None])[:, 0]
-    mass = (p_NV * (log_NV > logp[:, None])).sum(-1)
+    is_above_NV = log_NV > logp[:, None]
+    mass, words = (p_NV * is_above_NV).sum(-1), is_above_NV.sum(-1).float()
     top_log, top = log_NV.topk(2, -1)
     pair_log_N2 = top_log if pair_N2 is None else log_NV.gather(-1, pair_N2)
-    return logp, entropy, varentropy, mass, top, pair_log_N2[:, 0] - pair_log_N2[:, 1], top_log[:, 0]
+    return logp, entropy, varentropy, mass, top, pair_log_N2[:, 0] - pair_log_N2[:, 1], top_log[:, 0], words

@@ -24,8 +24,8 @@ _log = SafeLogger()
 class ReadLogits:
     """Reads the logits of the calls of ``module`` while it is entered: see ``trueline.rl.read_logits``.
 
-    Of responses ``ids_BL``, in the order of the calls: ``logp``, ``entropy``, ``varentropy``, ``mass_above`` and
-    ``odds``, ``logp_top`` [B, L] float32, ``top_train`` [B, L] and ``top`` [B, L, 2] int64, as of
+    Of responses ``ids_BL``, in the order of the calls: ``logp``, ``entropy``, ``varentropy``, ``mass_above``,
+    ``words_above``, ``odds``, ``logp_top`` [B, L] float32, ``top_train`` [B, L] and ``top`` [B, L, 2] int64, as of
     ``trueline.rl.of_logits``; None where the logits of some were not seen.
     """
 
@@ -70,6 +70,11 @@ class ReadLogits:
     def mass_above(self) -> Tensor | None:
         """Probability of words likelier than the token."""
         return self._whole("mass_above")
+
+    @property
+    def words_above(self) -> Tensor | None:
+        """Number of words likelier than the token."""
+        return self._whole("words_above")
 
     @property
     def top(self) -> Tensor | None:

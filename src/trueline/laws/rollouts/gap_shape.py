@@ -6,6 +6,7 @@ R sequences.
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import numpy as np
@@ -33,8 +34,27 @@ one update behind stays one behind.
 """
 FEWEST = 8
 """Sequences of a kind that are compared with those of another."""
+FEWEST_PROMPTS = 4
+"""Prompts with several sequences each, of a kind."""
+MIXED = 0.1
+"""Share of the prompts of which some sequences may have a gap and some not, where a gap is of the prompt."""
 _OF_A_PROMPT = 4
 """A prompt is new to the engine where not even its first quarter was there before."""
+FADING = 1.3
+"""Times that the first six tokens are as far apart as the second half where what differs is the prompt, or more.
+Measured over random weights: 1.5 to 2.7 for another prompt, 0.4 to 1.3 for other layers.
+"""
+LONG = 12
+"""Tokens of a response, or fewer, of which the second half is too near to the first six."""
+SURELY = 2.0
+"""Standard errors by which a ratio has to be on one side of it."""
+EVERY, SOME = 0.1, 0.5
+"""Share of the tokens that are as close as float32 alone computes, below which all are apart, and above which some
+are.
+"""
+FLOAT32_CEILING = 1e-3
+_EXPERTS = ("expert", "router", "moe")
+"""Parts of the names of a mixture's parameters."""
 
 
 def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
@@ -44,7 +64,12 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
       (``after-a-step``, where versions are unknown); ``later``: neither has it; ``same-weights``: it comes and no other
       weights did; ``grows-on``: it is larger in the end;
     - ``seen-prompts``: sequences have it whose prompt older weights had answered, others have not; ``any-prompt``:
-      sequences have it whose prompt the engine had not seen;
+      sequences have it whose prompt the engine had not seen; ``no-new-prompt``: too few prompts are known to be new;
+    - ``by-prompt``: sequences of one prompt have it, all of them, and those of another have not;
+    - ``fades``: it is smaller in the second half of responses; ``as-far-to-the-end``: it is not; ``fading-unclear``;
+    - ``every-token``: next to none of the tokens of a sequence that has it is as close as float32 computes;
+      ``some-tokens``: most are; ``tokens-unclear``: neither, or the dtype hides it;
+    - ``no-experts``: no parameter of the syncs is an expert's or a router's;
     - ``prompts-equal``, ``prompts-unknown``: whether the trainer recorded the same ones; ``weights-equal``: all weights
       were equal after syncs; ``adapter-unseen``: the trainer has an adapter that the engine shows nowhere;
     - ``engine-above``, ``engine-below``: nearly all log-probabilities of the engine are higher, or lower.
@@ -53,6 +78,8 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
     if not {"after-a-sync", "after-a-step", "later"}.isdisjoint(kinds):
         kinds += _prompts(run, rows, ceiling)
     kinds.append("prompts-equal" if are_ids_equal(run, "prompt") else "prompts-unknown")
+    has_gap = rows.subset(rows.gap > ceiling)
+    kinds += [_fading(has_gap), _tokens(has_gap, ceiling), *_by_prompt(run, rows, ceiling)]
     return [*kinds, *_weights(run)]
 
 
@@ -99,7 +126,7 @@ def _prompts(run: Run, rows: Rows, ceiling: float) -> list[str]:
     # new prompts of before that are right, whatever it is that broke
     repeated, fresh = (rows.subset(where_R & (order_R >= begins)) for where_R in (seen_R, new_R))
     if len(fresh) < FEWEST:
-        return []
+        return ["no-new-prompt"]
     gap_seen, gap_new = gap_of(repeated), gap_of(fresh)
     if gap_new > ceiling or (len(repeated) >= FEWEST and gap_new > gap_seen / 3 > FLOOR):
         return ["any-prompt"]
@@ -108,10 +135,56 @@ def _prompts(run: Run, rows: Rows, ceiling: float) -> list[str]:
     return []
 
 
-def _seen_before(run: Run, rows: Rows) -> tuple[Bools, Bools]:
-    """[R] sequences whose prompt older weights (an earlier step, where versions are unknown) had answered, and such of
-    which the engine had not even seen the beginning. Those of the first weights are neither.
-    """
+def _fading(rows: Rows) -> str:
+    """Whether the gap of ``rows`` is larger at the first six tokens than in the second half."""
+    rows = rows.subset((rows.profile_room[:, 3] > 0) & (rows.sums["tokens"] > LONG))
+    if len(rows) < FEWEST:
+        return "fading-unclear"
+    logs, errors = zip(*(_log_ratio_of_sums(rows, where) for where in (slice(0, 2), slice(3, 4))), strict=True)
+    ratio, error = logs[0] - logs[1], SURELY * math.hypot(*errors)
+    if ratio - error > math.log(FADING):
+        return "fades"
+    return "as-far-to-the-end" if ratio + error < math.log(FADING) else "fading-unclear"
+
+
+def _log_ratio_of_sums(rows: Rows, where: slice) -> tuple[float, float]:
+    """The logarithm of the gap at a part of the positions, and its standard error over sequences, to first order."""
+    gap_R, room_R = rows.profile[:, where].sum(axis=1), rows.profile_room[:, where].sum(axis=1)
+    gap, room = float(gap_R.sum()), float(room_R.sum())
+    if not gap > 0 or not room > 0:
+        return -math.inf, 0.0
+    return math.log(gap / room), math.sqrt(float(np.square(gap_R / gap - room_R / room).sum()))
+
+
+def _tokens(rows: Rows, ceiling: float) -> str:
+    """Whether all tokens of ``rows`` are apart, or some."""
+    if ceiling > FLOAT32_CEILING or not len(rows):
+        return "tokens-unclear"
+    fine = ratio_of_sums(rows.sums["fine"], rows.sums["roomy"])
+    return "every-token" if fine < EVERY else "some-tokens" if fine > SOME else "tokens-unclear"
+
+
+def _by_prompt(run: Run, rows: Rows, ceiling: float) -> list[str]:
+    """``by-prompt`` where the sequences of a prompt have a gap, or have none, together."""
+    has_gap_R, is_equal_R = rows.gap > ceiling, rows.gap < ceiling / TIMES
+    if not has_gap_R.any() or not is_equal_R.any():
+        return []
+    # padding depends on the other prompts of a step, too
+    mixed_steps = np.intersect1d(rows.step[has_gap_R], rows.step[is_equal_R])
+    judged_R = (has_gap_R | is_equal_R) & np.isin(rows.step, mixed_steps)
+    sides: dict[tuple[int, int], list[bool]] = {}
+    for index, prompt in enumerate(_prompts_of(run, rows)):
+        if prompt is not None and judged_R[index]:
+            sides.setdefault((prompt[0], int(rows.step[index])), []).append(bool(has_gap_R[index]))
+    prompts = [set(of_prompt) for of_prompt in sides.values() if len(of_prompt) > 1]
+    num_apart, num_equal = prompts.count({True}), prompts.count({False})
+    num_mixed = len(prompts) - num_apart - num_equal
+    is_of_prompts = min(num_apart, num_equal) >= FEWEST_PROMPTS and num_mixed <= MIXED * len(prompts)
+    return ["by-prompt"] if is_of_prompts else []
+
+
+def _prompts_of(run: Run, rows: Rows) -> list[tuple[int, int] | None]:
+    """[R] one number for each prompt, and one for its beginning; None where it was not recorded."""
     at = {
         key: index
         for index, key in enumerate(zip(rows.step.tolist(), rows.rank.tolist(), rows.row.tolist(), strict=True))
@@ -123,6 +196,14 @@ def _seen_before(run: Run, rows: Rows) -> tuple[Bools, Bools]:
         for key, ids in zip(keys, cast(list[list[int] | None], table["prompt_ids"].to_pylist()), strict=True):
             if ids and (index := at.get(key)) is not None:
                 prompts_R[index] = hash(tuple(ids)), hash(tuple(ids[: max(1, len(ids) // _OF_A_PROMPT)]))
+    return prompts_R
+
+
+def _seen_before(run: Run, rows: Rows) -> tuple[Bools, Bools]:
+    """[R] sequences whose prompt older weights (an earlier step, where versions are unknown) had answered, and such of
+    which the engine had not even seen the beginning. Those of the first weights are neither.
+    """
+    prompts_R = _prompts_of(run, rows)
     order_R, _ = _order(rows)
     seen_R, new_R = (np.zeros(len(rows), np.bool_) for _ in range(2))
     wholes, beginnings = set[int](), set[int]()
@@ -157,6 +238,11 @@ def _weights(run: Run) -> list[str]:
     """What syncs say, where some were recorded."""
     rows = sync_rows.rows_of(run)
     unseen = [row for row in rows if not sync_rows.is_compared(row)]
+    dense = rows and not any(part in row["name"].lower() for row in rows for part in _EXPERTS)
+    return [*(["no-experts"] if dense else []), *_compared(run, rows, unseen)]
+
+
+def _compared(run: Run, rows: list[sync_rows.Row], unseen: list[sync_rows.Row]) -> list[str]:
     if any(weights_not_synced.LORA in row["name"] for row in unseen) or any(row["adapter_scale"] == 0 for row in rows):
         return ["adapter-unseen"]
     return ["weights-equal"] if rows and not unseen and not weights_not_synced.check(run) else []

@@ -27,6 +27,11 @@ the mean of p / q is 1 + k3 - k1. Where the surprise is the entropy on average, 
 tokens are of the trainer's distribution, and what was recorded is not: the trainer divides by the temperature, and the
 engine records what is before it (TRL issue 4159).
 
+A cut that was made and not recorded shows as an edge: from some place on no token comes, and just before it they are as
+dense as elsewhere, while a temperature thins them out on the way. Looked at are the probability above a token
+(`mass_above`, top-p), that of the token over the likeliest's (`logp_top`, min-p), and its place in the order of all
+(`words_above`, top-k).
+
 Where the trainer's likeliest token and its log-probability p are recorded (`top_train`, `logp_top`), it has to come
 with probability p. A penalty on repetition is that it comes too seldom where it stood in the response before (bets,
 and 6 standard deviations for the word), and not where it stood nowhere.
@@ -69,6 +74,7 @@ import math
 import numpy as np
 
 from trueline.laws.rollouts import e_values
+from trueline.laws.rollouts.cut_edges import read_cut
 from trueline.laws.rollouts.evidence import (
     Crossing,
     as_trainer,
@@ -83,7 +89,6 @@ from trueline.laws.rollouts.evidence import (
 )
 from trueline.laws.rollouts.gaps import CEILING_OTHERWISE, ceiling_of
 from trueline.laws.rollouts.rows import Means, Rows, means_of, rows_of
-from trueline.laws.rollouts.tokens import MASSES
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted
@@ -94,16 +99,14 @@ QUESTION = "rollouts"
 NEEDS: tuple[str, ...] = ()
 ACROSS_RANKS = False
 
-_FEWEST_PADDED = 10
+_FEWEST_PADDED = 4
 """Tokens, and at least one in 1,000."""
-_LEAST_CUT = 10.0
-"""Tokens that should lie beyond a cut, of which hardly any does, before it is called one."""
-_THINNED = 0.5
-"""Density of tokens beyond a cut that is expected, over that right below it."""
 _PENALTY = (
     "; the trainer's likeliest token comes too seldom where it stood in the response before, and only there, as with a "
     "penalty on repetition"
 )
+_LEAST_SPREAD = 0.05
+"""Nats that tokens are too unlikely on average before it is asked which are: some come in healthy sampling, too."""
 _FEWEST_CUT = 3
 """Tokens of which the trainer is certain, or that it excludes."""
 _TOO_SELDOM = 6.0
@@ -217,13 +220,15 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
     excess = ratio_of_sums(blamed.sums["excess"], blamed.sums["judged"])
     slope = -ratio_of_sums(blamed.sums["excess"], blamed.sums["varentropy"])
     temperature = 1 / (1 + slope) if slope > -1 else math.inf  # NaN where no varentropy was recorded
-    cut = _cut(blamed)
+    cut = read_cut(run, crossing.first, crossing.last) if law == "sharper" and not as_trainer(blamed) else None
     kinds = [
         law,
         *declared_kinds(blamed),
         *(["cut"] if cut else []),
+        *(["cut-unseen"] if law == "sharper" and not cut and not float(blamed.sums["mass"].sum()) else []),
         *_trainer_cut(blamed),
         *(["repeats-avoided"] if _avoids_repeats(blamed) else []),
+        *(_spread(blamed) if law == "flatter" else []),
         *(["same"] if _is_same_part(blamed) else ["apart"]),
     ]
     more, where = ("more", "below") if law == "sharper" else ("less", "above")
@@ -236,7 +241,7 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
         )
     else:
         as_if = f", as if at a temperature of about {temperature:.1f}" if math.isfinite(temperature) else ""
-        as_if = f", as if from the top {cut:.2g} of the probability" if cut else as_if
+        as_if = f", as if {cut.says}" if cut else as_if
         as_if = _PENALTY if "repeats-avoided" in kinds else as_if
         on_average = f": -log p is {abs(excess):.2g} {where} the entropy on average{as_if}"
         fits = (excess < 0) == (law == "sharper")  # else only tokens weighted by p / q are so
@@ -255,7 +260,7 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
             evidence={
                 "kind": kinds,
                 "temperature": temperature if math.isfinite(temperature) else None,
-                "kept": cut or None,
+                "kept": cut.mass if cut else None,
             },
             next=_NEXT,
         )
@@ -265,22 +270,6 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
 def _is_same_part(rows: Rows) -> bool:
     """True if the two sides agree but for rounding, so that what was recorded is without the sampler's settings."""
     return ratio_of_sums(rows.sums["beyond"], rows.sums["room"]) < max(ceiling_of(rows), CEILING_OTHERWISE)
-
-
-def _cut(rows: Rows) -> float:
-    """The probability from which on no token was sampled; 0 where there is none. Just below it they are as dense as
-    elsewhere, while a temperature thins them out on the way.
-    """
-    below = float(rows.sums["mass"].sum())
-    last = 0.0
-    for hundredths in MASSES:
-        share = hundredths / 100
-        beyond = float(rows.sums[f"mass_{hundredths}"].sum())
-        expected = _THINNED * (below - beyond) / (share - last) * (1 - share)
-        if expected >= _LEAST_CUT and beyond <= 0.05 * expected:
-            return share
-        below, last = beyond, share
-    return 0.0
 
 
 def _trainer_cut(rows: Rows) -> list[str]:
@@ -299,6 +288,19 @@ def _avoids_repeats(rows: Rows) -> bool:
         for name in ("again", "fresh")
     )
     return again < -_TOO_SELDOM and fresh > -_TOO_SELDOM / 2
+
+
+def _spread(rows: Rows) -> list[str]:
+    """``few-tokens`` where half of what the tokens are too unlikely, or more, is of some that were hardly sampled;
+    ``all-tokens`` where it is not, and ``top-avoided`` where the trainer's likeliest comes too seldom also where it
+    stood nowhere before.
+    """
+    excess = ratio_of_sums(rows.sums["excess"], rows.sums["judged"])
+    if not float(rows.sums["varentropy"].sum()) > 0 or not excess > _LEAST_SPREAD:
+        return ["spread-unknown"]
+    few = float(rows.sums["outlying"].sum()) > float(rows.sums["excess"].sum()) / 2
+    fresh = float(rows.sums["top_fresh"].sum()) / math.sqrt(max(float(rows.sums["top_fresh_var"].sum()), 1e-9))
+    return ["few-tokens" if few else "all-tokens", *(["top-avoided"] if fresh < -_TOO_SELDOM else [])]
 
 
 def _of_means(run: Run, means: Means) -> list[Finding]:

@@ -64,6 +64,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import NormalDist
 
 import numpy as np
 
@@ -99,6 +100,10 @@ FARTHEST = 2.5
 """Most that 1 / T, or T, may be where it is read from entropies: the regression is a series in 1 / T - 1."""
 _FEWEST = 200
 """Tokens for a slope."""
+_MOST_REST, _ROUNDINGS = 0.01, 4.0
+"""Share of the log-odds that a slope may leave, and times the error of a logit: a norm with another epsilon scales
+logits, too, and leaves more.
+"""
 _CLIP_OF_MEANS = 1.25
 """Means over many tokens are clipped here, so that bets on a mean below 1 may be larger."""
 _STOOD = ("again", "fresh")
@@ -241,7 +246,7 @@ def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
         return []
     blamed = crossing.select(rows)
     mean = ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"])
-    if not mean < 1:
+    if not mean < 1 or mean > _clipped_mean(blamed):
         return []
     return [
         finding(
@@ -256,6 +261,16 @@ def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
             next=("Compare the tokens and the log-probabilities of one response on both sides, one by one.",),
         )
     ]
+
+
+def _clipped_mean(rows: Rows) -> float:
+    """The mean of X = p_train / p_rollout, clipped at ``CLIP``, that a gap of this size leaves by itself: that of a
+    log-normal X of mean 1, P(Z < (log CLIP - s²/2) / s), with s² the mean square of d.
+    """
+    spread = math.sqrt(ratio_of_sums(rows.sums["sq"], rows.sums["tokens"]))
+    if not spread > 0:
+        return 1.0
+    return NormalDist().cdf((math.log(e_values.CLIP) - spread**2 / 2) / spread)
 
 
 def _one_sided(rows: Rows) -> float | None:
@@ -354,14 +369,17 @@ def _temperature(rows: Rows) -> list[Finding]:
 
 
 def _slope_of_odds(rows: Rows) -> tuple[float | None, str]:
-    """The slope of the engine's log-odds on the trainer's, where it explains all but 1 % of them."""
+    """The slope of the engine's log-odds on the trainer's, where it explains all but 1 % of them, and but for what
+    rounding leaves of a difference of two logits.
+    """
     number = float(rows.sums["odds"].sum())
     rt, tt, rr = (float(rows.sums[name].sum()) for name in ("odds_rt", "odds_tt", "odds_rr"))
     if number < _FEWEST or tt <= 0 or rr <= 0:
         return None, ""
     slope = rt / tt
     rest = max(rr - slope * rt, 0.0) / rr
-    return (slope if rest < 0.01 and slope > 0 else 1.0), "The log-odds of the engine are"
+    fits = rest < _MOST_REST and math.sqrt(rest * rr / number) < _ROUNDINGS * ceiling_of(rows)
+    return (slope if fits and slope > 0 else 1.0), "The log-odds of the engine are"
 
 
 def _slope_of_surprise(rows: Rows) -> tuple[float | None, str]:

@@ -52,9 +52,12 @@ SINGLE = 0.1
 that is hardly used, and min-p of 0.1 leaves one of less only among more than ten others.
 """
 
+OUTLYING = 5.0
+"""Standard deviations, and a nat, above the entropy of a token that was hardly sampled, at any usual temperature."""
+
 _NAMES = (
     *("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train"),
-    *("mass_above", "logp_top"),
+    *("mass_above", "words_above", "logp_top"),
 )
 
 
@@ -241,7 +244,8 @@ class Tokens:
             "d_sq": diff**2,
             "d_own": diff,
         }
-        columns |= {f"mass_{tenths}": mass > tenths / 100 for tenths in MASSES}
+        outlying = measured & (surplus > OUTLYING * np.sqrt(np.maximum(varentropy, 0.0)) + 1)
+        columns["outlying"] = np.where(outlying, surplus, 0.0)
         return columns | {"mass": np.isfinite(mass)}
 
     def _odds(self) -> dict[str, Any]:
@@ -320,10 +324,6 @@ def _flatter(d: Floats, surprise: Floats, entropy: Floats, varentropy: Floats, m
     """[N, B] all bets on flatter sampling, where rounding may have raised the surprise by ``moved``."""
     by_bound = e_values.flatter(d, surprise - moved, entropy, varentropy)
     return np.concatenate([by_bound, e_values.flatter_by_own_spread(d, surprise - moved, entropy, moved)], axis=1)
-
-
-MASSES: tuple[int, ...] = (50, 60, 70, 80, 85, 90, 95, 99)
-"""Hundredths of the trainer's probability: how often a sampled token has more than that above it."""
 
 
 def tokens_of(table: Any) -> Tokens:

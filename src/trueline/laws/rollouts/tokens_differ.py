@@ -94,6 +94,8 @@ def check(run: Run) -> list[Finding]:
     """Findings of tokens that differ; raises ``CannotTell`` where neither ids nor log-probabilities are there."""
     exact = [part for side in ("prompt", "response") if (part := _of_ids(run, side)) is not None]
     exact += _of_lengths(run)
+    if any(part.evidence["kind"] == "response" for part in exact):
+        return exact  # log-probabilities of other tokens say nothing more
     try:
         rows = rows_of(run)
     except CannotTell:

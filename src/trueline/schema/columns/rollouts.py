@@ -57,6 +57,7 @@ ROLLOUT_COLUMNS: tuple[Column, ...] = (
     Column("odds_rollout", "list<float32>", "nats", "[L] log-odds of two tokens, as of the engine's two likeliest."),
     Column("odds_train", "list<float32>", "nats", "[L] the trainer's log-odds of the same two."),
     Column("mass_above", "list<float32>", "", "[L] the trainer's probability of tokens likelier than the sampled one."),
+    Column("words_above", "list<float32>", "tokens", "[L] how many tokens the trainer thinks likelier than this one."),
     Column("top_train", "list<int32>", "", "[L] the token that the trainer thinks likeliest."),
     Column("logp_top", "list<float32>", "nats", "[L] the trainer's log-probability of it."),
     Column("experts_differ", "list<float32>", "layers", "[L] layers in which the two sides chose other experts."),

@@ -243,14 +243,14 @@ def test_a_cut_that_leaves_several_tokens_everywhere_is_not_in_the_trainer(tmp_p
 
 @pytest.mark.parametrize("ids", [True, False])
 def test_prompts_that_are_not_known_to_be_equal_are_among_the_candidates(tmp_path: Path, ids: bool) -> None:
-    """The gap of a prompt that differs may be as large at the last token as at the first."""
+    """Responses of 8 tokens are too short to see whether a gap fades."""
 
     def change(batch: Batch) -> None:
         _versions(batch)
         if ids:
             batch["train_prompt_ids"] = batch["prompt_ids"]
 
-    verdict = _verdicts(recorded(tmp_path, Made(size=32, error=0.5), steps=8, change=change))[0]
+    verdict = _verdicts(recorded(tmp_path, Made(size=32, length=8, error=0.5), steps=8, change=change))[0]
     assert ("prompt-differs" in verdict.among) is not ids
     if not ids:  # to print what is there is cheaper than another run
         steps = [line for line in verdict.next if line.startswith(("Print the prompt's", "Compute both sides"))]
@@ -381,8 +381,7 @@ def test_tokens_that_the_trainer_recorded_as_others_were_tokenised_again(tmp_pat
         batch["train_response_ids"] = np.where(np.arange(40) >= 20, 1 + batch["response_ids"], batch["response_ids"])
 
     run = recorded(tmp_path, made, change=change)
-    assert {"response", "from-one-position"} <= _kinds(run, "tokens-differ")
-    assert "ids-equal" not in _kinds(run, "tokens-differ")
+    assert _kinds(run, "tokens-differ") == {"response"}  # log-probabilities of other tokens say nothing more
     assert _cause(run) == "response-tokenised-again"
 
 

@@ -1,4 +1,4 @@
-"""The half of the faults that was set aside: written down with the right causes before any of them was judged."""
+"""Twelve faults that were set aside once, and are open since: checks were changed after a look at them."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class MaskLate(Training):
         return replace(sampled, mask=mask.masked_fill(ended, 0))
 
 
-HELD = (
+SEEN = (
     Fault(
         "system-prompt-kept",
         "the engine keeps its cache of the system prompt over syncs",
