@@ -34,7 +34,8 @@ dense as elsewhere, while a temperature thins them out on the way. Looked at are
 
 Where the trainer's likeliest token and its log-probability p are recorded (`top_train`, `logp_top`), it has to come
 with probability p. A penalty on repetition is that it comes too seldom where it stood in the response before (bets,
-and 6 standard deviations for the word), and not where it stood nowhere.
+and 6 standard deviations for the word), and not where it stood nowhere. Where the probability above a token is recorded
+(`mass_above`), a few that were hardly sampled are enough, as of a mask that is off by one.
 
 What it may miss
 ----------------

@@ -27,14 +27,15 @@ Bools = NDArray[np.bool_]
 
 MOST_NOTES = 3
 """Kinds of note that are said of sequences."""
+NUM_FLATTER = sum(map(len, (e_values.FLAT_BETS, e_values.OWN_SPREAD_BETS, e_values.AVOIDING_BETS, e_values.TAIL_BETS)))
 LAW_BETS: Mapping[str, int] = {
     "above": len(e_values.HIGH_BETS),
     "below": len(e_values.LOW_BETS),
     "cut": len(e_values.CUT_BETS),
     "sharper": len(e_values.SHARP_BETS) + len(e_values.OWN_SPREAD_SHARP_BETS),
-    "flatter": len(e_values.FLAT_BETS) + len(e_values.OWN_SPREAD_BETS) + len(e_values.AVOIDING_BETS),
+    "flatter": NUM_FLATTER,
     "own_sharper": len(e_values.SHARP_BETS) + len(e_values.OWN_SPREAD_SHARP_BETS),
-    "own_flatter": len(e_values.FLAT_BETS) + len(e_values.OWN_SPREAD_BETS) + len(e_values.AVOIDING_BETS),
+    "own_flatter": NUM_FLATTER,
 }
 
 

@@ -180,13 +180,22 @@ class Tokens:
             "cut": np.where(counts[:, None], e_values.cut(x, slack), 0.0),
             "sharper": np.where(judged[:, None], _sharper(d, surprise, entropy, varentropy, log_words), 0.0),
             "flatter": np.concatenate(
-                [np.where(judged[:, None], _flatter(d, surprise, entropy, varentropy, zero), 0.0), self._avoiding(d)], 1
+                [
+                    np.where(judged[:, None], _flatter(d, surprise, entropy, varentropy, zero), 0.0),
+                    self._avoiding(d),
+                    self._hardly_sampled(d),
+                ],
+                1,
             ),
             "own_sharper": np.where(
                 alone[:, None], _sharper(zero, surprise + moved, entropy, varentropy, log_words), 0.0
             ),
             "own_flatter": np.concatenate(
-                [np.where(alone[:, None], _flatter(zero, surprise, entropy, varentropy, moved), 0.0), self._avoiding()],
+                [
+                    np.where(alone[:, None], _flatter(zero, surprise, entropy, varentropy, moved), 0.0),
+                    self._avoiding(),
+                    self._hardly_sampled(),
+                ],
                 1,
             ),
         }
@@ -197,14 +206,26 @@ class Tokens:
         which the engine recorded nothing.
         """
         logp = self.columns["logp_top"]
-        known = np.isfinite(logp)
-        if not known.any():
+        measured = np.isfinite(logp)
+        if not measured.any():
             return np.zeros((len(logp), len(e_values.AVOIDING_BETS)))
-        known &= self.counts if d is not None else self.is_trainer_only
-        p = np.exp(np.minimum(np.where(known, logp, 0.0), 0.0))
+        measured &= self.counts if d is not None else self.is_trainer_only
+        p = np.exp(np.minimum(np.where(measured, logp, 0.0), 0.0))
         moved = p * (1 - p) * self.rounding[self.sequence] if d is None else np.zeros_like(p)
         logs = e_values.avoiding(np.zeros_like(p) if d is None else d, self.repeats.is_top, p - moved)
-        return np.where((known & self.repeats.top_again)[:, None], logs, 0.0)
+        return np.where((measured & self.repeats.top_again)[:, None], logs, 0.0)
+
+    def _hardly_sampled(self, d: Floats | None = None) -> Floats:
+        """[N, B] bets that tokens come which hardly should; without ``d`` of sequences of which the engine recorded
+        nothing, whose logits may be off by rounding.
+        """
+        mass = self.columns["mass_above"]
+        measured = np.isfinite(mass) & (self.is_trainer_only if d is None else self.counts)
+        if not measured.any():
+            return np.zeros((len(mass), len(e_values.TAIL_BETS)))
+        moved = np.exp(2 * self.rounding[self.sequence]) if d is None else 1.0
+        tail = np.where(measured, 1 - mass, 1.0) * moved
+        return np.where(measured[:, None], e_values.hardly_sampled(np.zeros_like(mass) if d is None else d, tail), 0.0)
 
     def profile(self) -> tuple[Floats, Floats]:
         """[R, len(PROFILE)] sums of what |d| is ``beyond``, and of 1 - p, by position."""

@@ -127,3 +127,15 @@ def test_bets_on_the_tokens_own_spread_win_where_the_bound_by_a_vocabulary_does_
     bound = e_values.sharper(zero, surprise, entropy, np.full(4000, e_values.most_varentropy(None)))
     assert own.sum(0).max() > 50
     assert bound.sum(0).max() < own.sum(0).max() / 2
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("words", [2, 30, 2000])
+def test_bets_on_words_that_are_hardly_sampled_win_nothing_on_average(spread: float, words: int) -> None:
+    random = np.random.default_rng(int(10 * spread) + words)
+    for _ in range(20):
+        p, q = _drawn(random, words, spread), _drawn(random, words, spread)
+        tail = np.array([p[p <= own].sum() for own in p])
+        logs = e_values.hardly_sampled(np.log(q) - np.log(p), tail)
+        assert (q[:, None] * np.exp(logs)).sum(axis=0).max() <= 1 + 1e-9
+    assert e_values.hardly_sampled(np.zeros(1), np.array([1e-4])).tolist()[0] == pytest.approx([0.38, 1.73], abs=0.01)
