@@ -52,7 +52,7 @@ def train(out, *, rank, world, healthy, first, ends):
 TELLS = """
 import json, sys, time, trueline
 from pathlib import Path
-out, folder = sys.argv[1], Path(sys.argv[2])
+out, folder, python = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 told = []
 
 def tell(verdict):
@@ -89,7 +89,7 @@ def act(verdict):
 with trueline.on_finding(act, run=out):
     one = dict(min_nodes=1, max_nodes=1, nproc_per_node=1, rdzv_backend="c10d", rdzv_endpoint="localhost:0")
     config = LaunchConfig(**one, max_restarts=1, monitor_interval=0.1, run_id="job")
-    elastic_launch(config, sys.executable)(str(folder / "worker.py"), out, str(again))
+    elastic_launch(config, python)(str(folder / "worker.py"), out, str(again))
 print(json.dumps({"told": told, "starts": [one.step for one in trueline.open_run(out).manifest.attempts]}))
 """
 
@@ -194,7 +194,7 @@ lighthouse, stores = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, **time
 def replica(number, name, dies_at):
     stores.append(TCPStore("localhost", 0, is_master=True, wait_for_workers=False))
     environ = os.environ | {"LIGHTHOUSE": lighthouse.address(), "STORE": str(stores[-1].port)}
-    words = [sys.executable, folder / "replica.py", number, out + name, folder, dies_at]
+    words = [python, folder / "replica.py", number, out + name, folder, dies_at]
     return subprocess.Popen([*map(str, words)], env=environ, stdout=subprocess.PIPE, text=True)
 
 with trueline.on_finding(tell, run=out + "-a"):
@@ -207,14 +207,14 @@ print(json.dumps({"told": told, "ended": ended}))
 """
 
 
-def controlled(tmp_path, script):
-    """What the controller ``script`` prints when its job has ended."""
+def controlled(tmp_path, script, python=sys.executable):
+    """What the controller ``script`` prints when its job has ended; ``python`` runs it and what it starts."""
     (tmp_path / "training.py").write_text(TRAINING)
     (tmp_path / "worker.py").write_text(TRAINING + WORKER)
     (tmp_path / "replica.py").write_text("import sys\n" + REPLICA)
     (tmp_path / "controller.py").write_text(TELLS + script)
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    words = [sys.executable, tmp_path / "controller.py", tmp_path / "run", tmp_path]
+    words = [python, tmp_path / "controller.py", tmp_path / "run", tmp_path, python]
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -226,9 +226,8 @@ def is_the_fault(verdict, *, code, ranks, bound):
     assert verdict["node"] == socket.gethostname()
 
 
-@pytest.mark.timeout(600)  # three starts of processes that import torch, one after the other
-def test_torchelastics_agent_restarts_from_the_last_clean_step_and_is_told_no_more(tmp_path):
-    said = controlled(tmp_path, AGENT)
+def test_torchelastics_agent_restarts_from_the_last_clean_step_and_is_told_no_more(tmp_path, python):
+    said = controlled(tmp_path, AGENT, python)
     is_the_fault(said["told"][0], code="worker-nonfinite", ranks=[0], bound=0.0)
     assert said["starts"] == [0, 3]
     assert {verdict["step"] for verdict in said["told"] if verdict["code"] != "job-died"} == {3}
