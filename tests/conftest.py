@@ -33,6 +33,8 @@ settings.register_profile(
 )
 settings.load_profile("trueline")
 
+gc.disable()  # until the first test: what is imported and collected is no garbage, and looking through it takes seconds
+
 ranks.PRELOADED += (
     "transformers.models.llama.modeling_llama",  # seconds in each rank of the demo
     # what a process imports as it is attached, and its adapters as a model is watched
@@ -89,6 +91,7 @@ def pytest_runtest_setup() -> None:
     if len(sys.modules) > _num_frozen_modules + MANY_MODULES:
         gc.collect()
         gc.freeze()
+        gc.enable()
         _num_frozen_modules = len(sys.modules)
 
 
