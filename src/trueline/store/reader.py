@@ -35,7 +35,7 @@ from trueline.store.manifest import open_manifest
 from trueline.store.query import answer
 from trueline.store.records.arrays import from_numpy, to_numpy
 from trueline.store.records.recorded_steps import UNREADABLE, RecordedSteps
-from trueline.store.rows import TABLE_SCHEMAS, require_column, scalar_names, worker_schema
+from trueline.store.rows import TABLE_SCHEMAS, require_column, scalar_names, worker_names, worker_schema
 from trueline.store.table_reader import TableReader
 
 _LONGEST = "sketch"
@@ -47,7 +47,7 @@ def _together(name: str) -> set[str]:
     would open every part.
     """
     if name.startswith("group_"):
-        return {column for column in worker_schema().names if column.startswith("group_")}
+        return {column for column in worker_names() if column.startswith("group_")}
     return set(scalar_names()) if name in scalar_names() else {name}
 
 
@@ -203,8 +203,8 @@ class Run(RecordedSteps, Shown):
 
     def table(self) -> pa.Table:
         """[R] all rows under all columns of ``schema.workers``, sorted by (step, rank); null where not measured."""
-        self._load([name for name in worker_schema().names if name in self._present and name not in self._columns])
-        return pa.table([self.column(name) for name in worker_schema().names], schema=worker_schema())
+        self._load([name for name in worker_names() if name in self._present and name not in self._columns])
+        return pa.table([self.column(name) for name in worker_names()], schema=worker_schema())
 
     def to_pandas(self) -> Any:
         """``table()`` as a ``pandas.DataFrame``. Raises ``InputError`` where pandas is not installed."""
@@ -218,13 +218,11 @@ class Run(RecordedSteps, Shown):
     def column(self, name: str) -> pa.Array:
         """[R] one column of ``table()``, merged on first use; null where not measured."""
         if name not in self._columns:
-            require_column(name, worker_schema().names)
+            require_column(name, worker_names())
             if name not in self._present:
                 return pa.nulls(len(self._rows), worker_schema().field(name).type)
             together = _together(name)
-            self._load(
-                [column_name for column_name in worker_schema().names if column_name in together & self._present]
-            )
+            self._load([column_name for column_name in worker_names() if column_name in together & self._present])
         return self._columns[name]
 
     def load(self, names: Collection[str]) -> None:
@@ -234,7 +232,7 @@ class Run(RecordedSteps, Shown):
         missing = (self._present & set(names)) - self._columns.keys() - {_LONGEST}
         with contextlib.suppress(RunError):
             if missing:
-                self._load([name for name in worker_schema().names if name in missing])
+                self._load([name for name in worker_names() if name in missing])
 
     def take_loaded(self, parts: Sequence[Run]) -> None:
         """Take the columns that all of ``parts`` have loaded, so that they have them no more. These come one after the
@@ -255,7 +253,7 @@ class Run(RecordedSteps, Shown):
 
     def has(self, column: str) -> bool:
         """True if a column was measured at any step, which no more is read for than the first that tells."""
-        require_column(column, worker_schema().names)
+        require_column(column, worker_names())
         if column in self._columns:
             return self._columns[column].null_count < len(self._columns[column])
         return column in self._present and self._pieces.has(column)
@@ -275,7 +273,7 @@ class Run(RecordedSteps, Shown):
 
     def measured(self, column: str) -> np.ndarray:
         """[T, N] bool: where a column was measured; of a sketch no more than one part of its values is held for it."""
-        require_column(column, worker_schema().names)
+        require_column(column, worker_names())
         rows = self._rows.merge(self._pieces.measured(column)) if column == _LONGEST else self.column(column)
         valid_R = to_numpy(rows.is_valid())
         measured_TN = np.zeros((len(self.steps), len(self.ranks)), dtype=bool)
@@ -321,7 +319,7 @@ class Run(RecordedSteps, Shown):
 
     def lengths(self, column: str) -> list[int]:
         """The lengths that the lists of a column have, each once, ascending."""
-        require_column(column, worker_schema().names)
+        require_column(column, worker_names())
         lengths = np.unique(to_numpy(self.column(column).value_lengths(), -1))  # -1: not measured
         return lengths[lengths >= 0].tolist()
 
@@ -343,9 +341,11 @@ class Run(RecordedSteps, Shown):
 
         ``steps`` and ``ranks`` as in ``stack``. Raises ``RunError`` for a column without lists.
         """
-        steps_R, ranks_R, lengths_R, values = self.flat(column, steps=steps, ranks=ranks)
-        ends = np.cumsum(lengths_R).tolist()
-        keys = zip(steps_R.tolist(), ranks_R.tolist(), strict=True)
+        measured, rows = self._measured_lists(column, steps, ranks)
+        if not len(rows):  # as of most columns in most Runs
+            return {}
+        values, ends = _flat(measured), np.cumsum(to_numpy(measured.value_lengths())).tolist()
+        keys = zip(self._rows.steps[rows].tolist(), self._rows.ranks[rows].tolist(), strict=True)
         return {key: values[begin:end] for key, begin, end in zip(keys, [0, *ends], ends, strict=False)}
 
     def flat(
@@ -429,7 +429,7 @@ class Run(RecordedSteps, Shown):
         """The lists of a column that were measured at ``steps`` by ``ranks`` (None: all), and the index of each one's
         row.
         """
-        require_column(column, worker_schema().names)
+        require_column(column, worker_names())
         if column in scalar_names():
             raise RunError(f"Column '{column}' holds no lists. Use Run.pivot for numbers, Run.digests for uint64.")
         if column not in self._present:

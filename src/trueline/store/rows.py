@@ -42,6 +42,12 @@ def worker_schema() -> pa.Schema:
     return pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in worker_columns()])
 
 
+@cache
+def worker_names() -> tuple[str, ...]:
+    """The columns of the table ``workers``: a schema makes their names anew whenever it is asked."""
+    return tuple(worker_schema().names)
+
+
 RECORD_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in RECORD_COLUMNS])
 
 TABLE_SCHEMAS: dict[TableName, pa.Schema] = {

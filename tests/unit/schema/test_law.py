@@ -136,6 +136,7 @@ def forget():
         table.param_columns,
         rows.worker_schema,
         rows.scalar_names,
+        rows.worker_names,
     ):
         memo.cache_clear()
 
