@@ -330,6 +330,8 @@ class Run(RecordedSteps, Shown):
     def texts(self, column: str) -> dict[tuple[int, int], str]:
         """The values of a column of texts by (step, rank), where they were measured."""
         texts_R = self.column(column)
+        if texts_R.null_count == len(texts_R):  # as of most columns of texts
+            return {}
         rows = np.flatnonzero(to_numpy(texts_R.is_valid()))
         keys = zip(self._rows.steps[rows].tolist(), self._rows.ranks[rows].tolist(), strict=True)
         return dict(zip(keys, texts_R.take(from_numpy(rows)).to_pylist(), strict=True))
