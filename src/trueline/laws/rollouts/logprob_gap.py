@@ -25,6 +25,9 @@ Where -log p of the trainer is more than 4 nats above its entropy (and 8 standar
 that the text is nonsense to the trainer, with the share of runs of four tokens that stand in a response once: an
 engine with other weights, or another prompt.
 
+What else is known of a gap tells its causes apart: since which weights it is there, whether sequences of one prompt
+have it together, whether it fades along a response, and whether next to each token has it (`gap_shape.py`).
+
 What it may miss
 ----------------
 A gap below what rounding may leave: that one tensor is stale moves d less than bfloat16 does. `logprob-gap-grows` sees
