@@ -50,6 +50,7 @@ API = {
         "comparison/result.py",
         ("findings", "first", "rows", "steps", "counts", "missing", "notes", "exit_code", "to_json"),
     ),
+    "Clean": ("store/clean.py", ("is_open", "covers", "to_json")),
     "Listening": ("sinks/listening.py", ("close",)),
     "FindingVerdict": (
         "schema/live.py",

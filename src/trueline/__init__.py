@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from trueline.schema.live import Callback, VerdictCallback
     from trueline.schema.plan import OnFinding, Plan
     from trueline.sinks.listening import Listening
+    from trueline.store.clean import Clean
     from trueline.store.collect import Collected
     from trueline.store.reader import Run
     from trueline.trials.frame.trial import TrialAnswer
@@ -38,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "calibrate",
     "check",
+    "clean",
     "collect",
     "compare",
     "diagnose",
@@ -202,6 +205,29 @@ def on_finding(
     listening = Listening(callback, severities)
     listening.follow(path if "://" in path else os.path.abspath(path))
     return listening
+
+
+def clean(run: str | os.PathLike[str]) -> Clean:
+    """Up to which step ``run`` is known to be clean, for who is about to keep a checkpoint.
+
+    Of a job that is judged while it runs (``sinks``, ``on_finding``) this reads ``clean.json``, which takes no longer
+    than any small file, and is a few seconds behind. Where there is none the Run is judged now, as ``check`` does, but
+    not in a process that writes it, where nothing is known yet. Raises ``RunError`` where there is no Run.
+    """
+    from trueline.store.clean import Clean, read_clean
+
+    path = os.fspath(run)
+    clean_steps = read_clean(path)
+    if clean_steps is not None:
+        return clean_steps
+    capture = sys.modules.get("trueline.capture.watch")  # not imported here: reading needs no torch
+    if capture is not None and capture.is_watched(path):
+        from trueline.schema.plan import FALSE_ALARMS
+
+        return Clean(path, None, None, FALSE_ALARMS)
+    judge = importlib.import_module("trueline.judge.clean_steps")
+    whole = open_run(path)
+    return judge.clean_of(check(whole), whole, int(whole.steps[-1]) if whole.steps.size else -1)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

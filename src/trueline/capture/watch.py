@@ -414,6 +414,12 @@ def watched_sink() -> Sink | None:
     return main_watches[0].records_to if len(main_watches) == 1 else None
 
 
+def is_watched(run_path: str) -> bool:
+    """True if a Watch of this process writes the Run at ``run_path``."""
+    path = os.path.abspath(run_path)
+    return any(os.path.abspath(watch.run_path) == path for watch in _living)
+
+
 def further_run(run_path: str, name: str) -> str:
     """Path of the Run of a further model of the Run at ``run_path``."""
     return os.path.join(run_path, "models", name)

@@ -6,9 +6,9 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from trueline.schema.errors import PlanError
 from trueline.schema.law import live_codes
@@ -22,7 +22,18 @@ PRESETS: tuple[str, ...] = get_args(Preset)
 WATCH_ONLY: tuple[str, ...] = ("workers", "laws", "audit")
 """Presets that record nothing of a step's inside."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
-OnFinding = Literal["log", "raise", "record"]
+COMMAND = "command:"
+"""What a plan says before a command that a finding starts."""
+
+
+def _action(value: str) -> str:
+    is_command = value.startswith(COMMAND) and value.removeprefix(COMMAND).strip() != ""
+    if value not in ("log", "raise", "record") and not is_command:
+        raise ValueError(f"expected log, raise, record or {COMMAND}TEXT, a command for a shell")
+    return value
+
+
+OnFinding = Annotated[str, AfterValidator(_action)]
 
 LIVE: tuple[str, ...] = (
     *("preset", "steps", "every", "names", "ranks", "phases", "between", "depth", "stacks", "first_rows"),
@@ -176,7 +187,8 @@ class Plan(BaseModel):
     on_finding: OnFinding | None = Field(
         default=None,
         description="what the first error or warning does while the job runs: log: a line in the log; raise: and every "
-        "rank stops at the same step; record: and the next `when_steps` steps are recorded with preset `mix`",
+        "rank stops at the same step; record: and the next `when_steps` steps are recorded with preset `mix`; "
+        "command:TEXT: and a shell starts TEXT, with the finding as a line of JSON on its standard input",
     )
     stop: str = Field(
         default="",
@@ -210,8 +222,11 @@ class Plan(BaseModel):
         return bool(every) and age >= LAWS_AGE and (age - LAWS_AGE) % every == 0
 
     def kept(self) -> dict[str, Any]:
-        """What is written of it to a Run: all but ``sinks``, whose targets may be secret, as that of a webhook is."""
-        return self.model_dump(mode="json", exclude={"sinks"})
+        """What is written of it to a Run: all but ``sinks``, whose targets may be secret, as that of a webhook is, and
+        but for a command of ``on_finding``.
+        """
+        is_command = self.on_finding is not None and self.on_finding.startswith(COMMAND)
+        return self.model_dump(mode="json", exclude={"sinks", *(["on_finding"] if is_command else [])})
 
     @property
     def param_names(self) -> tuple[str, ...]:

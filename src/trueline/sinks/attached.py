@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import subprocess
 import sys
 import threading
 import time
@@ -20,13 +21,15 @@ from functools import partial
 from trueline.schema.errors import InputError, PlanError
 from trueline.schema.files.plan_files import ask
 from trueline.schema.finding import Finding
-from trueline.schema.live import FindingVerdict, Numbers, headline
+from trueline.schema.live import FindingVerdict, Numbers, finding_document, headline
+from trueline.schema.plan import COMMAND
 from trueline.schema.text.reading import why
 from trueline.sinks.delivery import ROOM, Delivery
 from trueline.sinks.jsonl import JsonLines
 from trueline.sinks.look import Looks, News
 from trueline.sinks.registry import opener
 from trueline.sinks.side_process import Settings
+from trueline.store.clean import write_clean
 
 REST = 9
 """Times that a look took, for which the next one waits at least: a tenth of one core at most."""
@@ -121,6 +124,8 @@ class Side:
 
     def take(self, news: News) -> None:
         """Pass on what is new."""
+        if news.clean is not None:
+            write_clean(self._settings.run, news.clean)
         for delivery in self._deliveries:
             if news.numbers:
                 delivery.put(news.numbers)
@@ -156,10 +161,29 @@ class Side:
         try:
             if action == "raise":
                 ask(self._settings.run, stop=headline(finding))
+            elif action is not None and action.startswith(COMMAND):
+                self._start(action.removeprefix(COMMAND), finding)
             elif action == "record":
                 ask(self._settings.run, preset="mix", next_steps=self._settings.when_steps)
         except (PlanError, OSError) as error:
             self._wire.say(f"on_finding = {action} could not be followed: {why(error)}")
+
+    def _start(self, command: str, finding: Finding) -> None:
+        """Start a command of the user's, which nobody waits for; the finding is its input, as a line of JSON."""
+        environ = os.environ | {"TRUELINE_FINDING": headline(finding), "TRUELINE_FINDING_RUN": self._settings.run}
+        process = subprocess.Popen(
+            command,
+            shell=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environ,
+            start_new_session=True,
+            text=True,
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(OSError), process.stdin:  # a command that reads nothing
+            process.stdin.write(json.dumps(finding_document(finding)) + "\n")
 
 
 def _listen(ended: threading.Event) -> None:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from trueline.judge.check_run import check
+from trueline.judge.clean_steps import clean_of
 from trueline.judge.compared_ranks import written_by_all
-from trueline.judge.incidents import begins_within
 from trueline.schema.errors import RunError
-from trueline.schema.finding import JOB_DIED, Finding
+from trueline.schema.finding import Finding
 from trueline.schema.live import Numbers
 from trueline.schema.text.reading import why
 from trueline.sinks.series import Series
+from trueline.store.clean import Clean
 from trueline.store.log.part_files import PartFiles
 from trueline.store.reader import Run
 
 
 @dataclass(frozen=True)
 class News:
-    """What one look adds. ``ended`` says that every rank has closed the Run, ``last_clean_step`` which step is the last
-    before all that it shows (see ``FindingVerdict``).
+    """What one look adds. ``ended`` says that every rank has closed the Run, ``clean`` up to which step it is known to
+    be clean, None where this look judged nothing.
     """
 
     numbers: tuple[Numbers, ...] = ()
     findings: tuple[Finding, ...] = ()
     ended: bool = False
-    last_clean_step: int | None = None
+    clean: Clean | None = None
+
+    @property
+    def last_clean_step(self) -> int | None:
+        """The last step before all that the Run shows (see ``FindingVerdict``)."""
+        return self.clean.step if self.clean is not None and self.clean.faults else None
 
 
 class Looks:
@@ -61,8 +67,7 @@ class Looks:
             numbers = tuple(self._series.take_new(run, whole_to=whole_to))
             self._starts = [attempt.step for attempt in run.manifest.attempts]
             findings = tuple(filter(self._is_new, report.findings))
-            first = int(run.steps[0]) if run.steps.size else 0
-            return News(numbers, findings, ended, last_clean_step(report.findings, first))
+            return News(numbers, findings, ended, clean_of(report, run, whole_to))
         except RunError as error:
             if last:
                 self._say(f"the Run could not be judged while it was written: {error}")
@@ -83,14 +88,3 @@ class Looks:
         new = key not in self._reported
         self._reported.add(key)
         return new
-
-
-def last_clean_step(findings: Sequence[Finding], first: int) -> int | None:
-    """The last step before the evidence of all errors and warnings among ``findings``, of a Run that begins with the
-    step ``first``; None where there is none, or one of them is of no step. That a job died says nothing of its numbers.
-    """
-    faults = [finding for finding in findings if finding.is_grave and finding.code != JOB_DIED]
-    if not faults or any(finding.step_first is None for finding in faults):
-        return None
-    begin = min(begins_within(finding)[0] for finding in faults)
-    return begin - 1 if begin > first else None

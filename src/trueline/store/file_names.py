@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
+CLEAN = "clean.json"
 JUDGED = "judged.json"
 JUDGED_DIR = "judged"
 KNOWN_PARTS = "parts.json"
@@ -37,7 +38,7 @@ _STACKS = re.compile(r"rank-(\d{5,})\.parquet")
 _TENSORS = re.compile(r"step-(\d{8,})(\.partial)?\.safetensors")
 _FINDINGS = re.compile(r"findings(?:-r(\d{5,}))?\.jsonl")
 _TOP_LEVEL = re.compile(
-    r"manifest\.json|judged\.json|plan\.json(\.\d+)?|plans|env|workers|journal|records|tensors|stacks|rollouts|syncs|models|"
+    r"manifest\.json|clean\.json|judged\.json|plan\.json(\.\d+)?|plans|env|workers|journal|records|tensors|stacks|rollouts|syncs|models|"
     r"findings(-r\d{5,})?\.jsonl"
 )
 

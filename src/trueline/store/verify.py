@@ -160,6 +160,7 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
     return {
         file_names.MANIFEST: _manifest,
         PLAN_FILE: _plan,
+        file_names.CLEAN: _judged,
         file_names.JUDGED: _judged,
         file_names.KNOWN_PARTS: _judged,
     }.get(name)

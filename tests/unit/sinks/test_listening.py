@@ -14,12 +14,12 @@ from torch import nn
 
 import trueline
 from trueline.capture.child_env import CHANGES
+from trueline.judge.clean_steps import last_clean_step
 from trueline.schema.errors import InputError, RunError
 from trueline.schema.finding import JOB_DIED, Finding, Where
 from trueline.schema.live import FindingVerdict
 from trueline.sinks import listening, side_process
 from trueline.sinks.listening import Listening
-from trueline.sinks.look import last_clean_step
 from trueline.sinks.side_process import Settings
 
 FOUND = FindingVerdict("/runs/a", Finding("c", "error", "claim", ranks=(1,), step_first=4))

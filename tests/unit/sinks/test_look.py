@@ -148,3 +148,18 @@ def test_what_a_later_start_shows_of_its_own_steps_is_reported_again(tmp_path):
     looks._starts = [0, 8]  # started again from a checkpoint of step 8
     assert looks._is_new(late)
     assert not looks._is_new(early), "it is of the first start"
+
+
+def test_each_look_says_up_to_which_step_the_run_is_clean(writers, tmp_path):
+    looks = Looks(str(tmp_path), say=pytest.fail)
+    for step in range(FAULT_AT):
+        for rank, writer in enumerate(writers):
+            writer.write(row(step, rank, shared=True))
+    before = looks.look()
+    assert (before.clean.step, before.clean.faults, before.last_clean_step) == (FAULT_AT - 1, (), None)
+    for step in range(FAULT_AT, 20):
+        for rank, writer in enumerate(writers):
+            writer.write(row(step, rank, shared=True))
+    after = looks.look()
+    assert (after.clean.step, after.clean.judged_to, after.last_clean_step) == (FAULT_AT - 1, 19, FAULT_AT - 1)
+    assert looks.look().clean is None, "nothing is new"

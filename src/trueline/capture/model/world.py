@@ -41,6 +41,14 @@ def launched_rank() -> int:
     return dist.get_rank() if is_initialised() else int(text) if text.isdecimal() else 0
 
 
+def as_first_rank_has(value: bool) -> bool:
+    """``value`` of the first rank, for all: a collective of the default group, where that is initialised."""
+    values = [value]
+    if is_initialised():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
 def ranks_of(process_group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
     """Global ranks of ``process_group`` (None: of the default group); those of this process alone where none is
     initialised.

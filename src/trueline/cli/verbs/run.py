@@ -49,7 +49,8 @@ def command(
     on_finding: Annotated[
         str | None,
         typer.Option(
-            help="What the first error or warning does: log, raise (all ranks stop), or record (the next steps).",
+            help="What the first error or warning does: log, raise (all ranks stop), record (the next steps), or "
+            "command:TEXT (a shell starts it).",
             metavar="WHAT",
         ),
     ] = None,
