@@ -9,6 +9,7 @@ from benchmarks.rl import measure
 from benchmarks.rl.causes import page, part
 from benchmarks.rl.causes.faults import OPEN
 from benchmarks.rl.causes.seen import SEEN
+from benchmarks.rl.causes.seen_second import SEEN_SECOND
 from benchmarks.rl.causes.twins import TWINS
 
 
@@ -28,8 +29,8 @@ def test_a_fault_of_each_model_is_judged_as_recorded_and_as_imported(
 
 
 def test_there_are_twelve_of_each_and_each_fault_has_a_cause() -> None:
-    assert len(OPEN) == len(SEEN) == len(TWINS) == len({twin.name for twin in TWINS}) == 12
-    assert all(fault.causes for fault in (*OPEN, *SEEN))
+    assert len(OPEN) == len(SEEN) == len(SEEN_SECOND) == len(TWINS) == len({twin.name for twin in TWINS}) == 12
+    assert all(fault.causes for fault in (*OPEN, *SEEN, *SEEN_SECOND))
 
 
 def _result(case: str, source: str, cause: str) -> dict[str, Any]:
@@ -42,6 +43,7 @@ def test_the_page_has_both_halves_beside_each_other(monkeypatch: pytest.MonkeyPa
     lines = {
         "causes-open": [_result("one", "record", "named"), _result("two", "record", "wrong")],
         "causes-held": [_result("three", "record", "named"), _result("three", "import", "open")],
+        "causes-second-held": [_result("five", "record", "named")],
         "causes-first-held": [_result("four", "record", "named"), _result("four", "record", "wrong")],
     }
     written: list[str] = []
@@ -53,7 +55,7 @@ def test_the_page_has_both_halves_beside_each_other(monkeypatch: pytest.MonkeyPa
     assert "| recorded | set aside | both | 1 | 100.0 % | 0 | 0 | 0 |" in text
     assert "| imported | set aside | both | 1 | 0.0 % | 1 | 0 | 0 |" in text
     assert part.HELD in text
-    assert "50.0 % named, 1 wrong of 2 Runs" in text
+    assert "50.0 % named, 1 wrong of 2 Runs, recorded; 100.0 % named, 0 wrong of 1 Runs, recorded" in text
     lines["causes-held"] = []
     page.write_page()
     assert "What is set aside was not run yet." in "\n".join(written)

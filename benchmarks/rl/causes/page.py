@@ -17,7 +17,7 @@ TITLES = {"open": "Open faults", "held": "Faults that were set aside"}
 SOURCES = {"record": "recorded", "import": "imported"}
 KINDS = ("named", "open", "wrong", "none")
 ABOUT = """\
-Thirty-six planted faults in a loop of rollouts and updates, six steps of about 700 tokens, with as many seeds as the \
+Forty-eight planted faults in a loop of rollouts and updates, six steps of about 700 tokens, with as many seeds as the \
 tables have Runs, and twelve healthy trainings that look like them. Each training is judged twice: as `rl.record` and \
 `rl.record_sync` have it (both log-probabilities, entropy, varentropy, the mass above, the likeliest token, log-odds, \
 the number of likelier words, versions, digests), and as `trueline import rl` reads it from what a framework's log \
@@ -33,11 +33,11 @@ it says that the cause cannot be told. *Wrong*: another cause is named. *Nothing
 may be all that can be said. A healthy lag at which the trainer's log-probabilities are of its own weights is judged \
 as recorded alone, since no log says that it is meant. Bounds are those of Clopper and Pearson with 95 % confidence."""
 SET_ASIDE = """\
-Twenty-four faults are open: checks were changed after a look at what they said of them. Twelve of these had been set \
-aside before, and were run once then: {first}. The twelve that are set aside now, of other mechanisms, were written \
-down with their right causes before any was judged, and not seen by those who wrote the checks: SHA-256 `{digest}` of \
-the file of them was committed before. They were run once, after the last change of the checks. \
-Runs of one fault are alike: bounds are of more seeds of these faults, not of other faults, of which the \
+Thirty-six faults are open: checks were changed after a look at what they said of them. Twenty-four of these had been \
+set aside before, in two halves, and were run once then: {first}; {second}. The twelve that are set aside now, of \
+other mechanisms, were written down with their right causes before any was judged, and not seen by those who wrote \
+the checks: SHA-256 `{digest}` of the file of them was committed before. They were run once, after the last change of \
+the checks. Runs of one fault are alike: bounds are of more seeds of these faults, not of other faults, of which the \
 column *faults named* says more: those whose cause is named in at least nine of ten Runs."""
 
 
@@ -52,7 +52,7 @@ def write_page() -> None:
         parts += [
             "## In all",
             _summary(halves),
-            SET_ASIDE.format(digest=HELD, first=_first_held())
+            SET_ASIDE.format(digest=HELD, first=_once_held("first"), second=_once_held("second"))
             if halves["held"]
             else "What is set aside was not run yet.",
         ]
@@ -62,9 +62,9 @@ def write_page() -> None:
     write(measure.__file__, *parts, name="causes.md")
 
 
-def _first_held() -> str:
-    """What was said of the faults that were set aside first."""
-    own = _of(measure.read("causes-first-held"), source="record")
+def _once_held(which: str) -> str:
+    """What was said of the faults that were set aside before."""
+    own = _of(measure.read(f"causes-{which}-held"), source="record")
     counts = _counts(own)
     return f"{100 * counts[0] / max(len(own), 1):.1f} % named, {counts[2]} wrong of {len(own)} Runs, recorded"
 

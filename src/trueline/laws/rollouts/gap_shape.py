@@ -65,7 +65,8 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
       weights did; ``grows-on``: it is larger in the end;
     - ``seen-prompts``: sequences have it whose prompt older weights had answered, others have not; ``any-prompt``:
       sequences have it whose prompt the engine had not seen; ``no-new-prompt``: too few prompts are known to be new;
-    - ``by-prompt``: sequences of one prompt have it, all of them, and those of another have not;
+    - ``by-prompt``: sequences of one prompt have it, all of them, and those of another have not; ``by-row``: some
+      sequences of one prompt have it;
     - ``fades``: it is smaller in the second half of responses; ``as-far-to-the-end``: it is not; ``fading-unclear``;
     - ``every-token``: next to none of the tokens of a sequence that has it is as close as float32 computes;
       ``some-tokens``: most are; ``tokens-unclear``: neither, or the dtype hides it;
@@ -165,7 +166,9 @@ def _tokens(rows: Rows, ceiling: float) -> str:
 
 
 def _by_prompt(run: Run, rows: Rows, ceiling: float) -> list[str]:
-    """``by-prompt`` where the sequences of a prompt have a gap, or have none, together."""
+    """``by-prompt`` where the sequences of a prompt have a gap, or have none, together; ``by-row`` where some of one
+    prompt have, and others have not.
+    """
     has_gap_R, is_equal_R = rows.gap > ceiling, rows.gap < ceiling / TIMES
     if not has_gap_R.any() or not is_equal_R.any():
         return []
@@ -180,7 +183,9 @@ def _by_prompt(run: Run, rows: Rows, ceiling: float) -> list[str]:
     num_apart, num_equal = prompts.count({True}), prompts.count({False})
     num_mixed = len(prompts) - num_apart - num_equal
     is_of_prompts = min(num_apart, num_equal) >= FEWEST_PROMPTS and num_mixed <= MIXED * len(prompts)
-    return ["by-prompt"] if is_of_prompts else []
+    if is_of_prompts:
+        return ["by-prompt"]
+    return ["by-row"] if num_mixed >= FEWEST_PROMPTS and num_mixed > MIXED * len(prompts) else []
 
 
 def _prompts_of(run: Run, rows: Rows) -> list[tuple[int, int] | None]:

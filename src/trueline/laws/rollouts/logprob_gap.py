@@ -108,6 +108,7 @@ _SHAPES: Mapping[str, str] = {
     "later": "The first weights that sampled had none.",
     "same-weights": "It came while the weights stayed as they were.",
     "seen-prompts": "Only prompts that older weights had answered have it.",
+    "by-row": "Of one prompt some sequences have it, and others have not, as where one of several engines is off.",
     "weights-equal": "All weights were equal after each sync.",
     "engine-above": "Nearly every token is likelier to the engine.",
     "engine-below": "Nearly every token is less likely to the engine.",

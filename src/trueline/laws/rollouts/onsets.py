@@ -15,6 +15,8 @@ from trueline.laws.rollouts.rows import Rows
 from trueline.laws.rollouts.tokens import tokens_of
 from trueline.store.reader import Run
 
+Ints = NDArray[np.int64]
+
 BEFORE = 3
 """Fewest tokens that agree first, and that differ then."""
 RATIO = 10.0
@@ -28,19 +30,21 @@ SHIFTS = (1, -1, 2, -2, 3, -3)
 """Tokens that one side is ahead of the other."""
 
 
-def onset_of(run: Run, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[R] the first token that differs of each of ``rows``, -1 where there is no such place; and [R] by how many tokens
-    the engine's log-probabilities are ahead of the trainer's from some token on, 0 for none.
+def onset_of(run: Run, rows: Rows) -> tuple[Ints, Ints, Ints]:
+    """[R] the first token that differs of each of ``rows``, -1 where there is no such place; [R] by how many tokens the
+    engine's log-probabilities are ahead of the trainer's from some token on, 0 for none; and [R] how many sampled
+    tokens are before that one.
     """
     at = {
         key: index
         for index, key in enumerate(zip(rows.step.tolist(), rows.rank.tolist(), rows.row.tolist(), strict=True))
     }
     onset_R, shift_R = np.full(len(rows), -1, dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
+    before_R = np.zeros(len(rows), dtype=np.int64)
     with np.errstate(invalid="ignore", divide="ignore"):
         suspect_R = rows.sums["abs"] / rows.sums["tokens"] > LEAST / 4
     if not suspect_R.any():
-        return onset_R, shift_R
+        return onset_R, shift_R, before_R
     for table in cast(Any, run.kept("rollouts")).pieces():
         tokens = tokens_of(table)
         d, counts = np.abs(tokens.diff()), tokens.counts
@@ -53,26 +57,28 @@ def onset_of(run: Run, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]
                 onset_R[index] = _onset(d[begin:end], counts[begin:end])
                 sampled = np.flatnonzero(counts[begin:end]) + begin
                 sides = (tokens.columns[name][sampled] for name in ("logp_rollout", "logp_train"))
-                shift_R[index] = _shift(*sides)
-    return onset_R, shift_R
+                shift_R[index], before_R[index] = _shift(*sides)
+    return onset_R, shift_R, before_R
 
 
-def _shift(rollout_L: NDArray[np.float64], train_L: NDArray[np.float64]) -> int:
-    """By how many tokens the first is ahead of the second where the two differ; 0 where that explains nothing."""
+def _shift(rollout_L: NDArray[np.float64], train_L: NDArray[np.float64]) -> tuple[int, int]:
+    """By how many tokens the first is ahead of the second where the two differ, and from which token on; 0 where that
+    explains nothing.
+    """
     differs = np.flatnonzero(np.abs(rollout_L - train_L) > LEAST)
     if len(differs) < SHIFTED:
-        return 0
+        return 0, 0
     begin = int(differs[0])
     rollout, train = rollout_L[begin:], train_L[begin:]
     usual = float(np.median(np.abs(rollout - train)))
     if usual < LEAST:
-        return 0
+        return 0, 0
     for shift in SHIFTS:
         ahead, behind = (rollout[:-shift], train[shift:]) if shift > 0 else (rollout[-shift:], train[:shift])
         agrees = float(np.median(np.abs(ahead - behind))) if len(ahead) >= SHIFTED else np.inf
         if agrees < min(LEAST, usual / RATIO):
-            return shift
-    return 0
+            return shift, begin
+    return 0, 0
 
 
 def _onset(d_L: NDArray[np.float64], counts_L: NDArray[np.bool_]) -> int:

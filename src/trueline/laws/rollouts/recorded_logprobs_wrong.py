@@ -102,6 +102,7 @@ ACROSS_RANKS = False
 
 _FEWEST_PADDED = 4
 """Tokens, and at least one in 1,000."""
+_FORCED = " Most of these tokens the trainer would hardly sample: the engine put them there, and they count as sampled."
 _PENALTY = (
     "; the trainer's likeliest token comes too seldom where it stood in the response before, and only there, as with a "
     "penalty on repetition"
@@ -163,19 +164,20 @@ def _padded(rows: Rows) -> list[Finding]:
     if is_greedy(rows) or number < max(_FEWEST_PADDED, total / 1000):
         return []
     blamed = rows.subset(rows.sums["padded"] > 0)
+    are_forced = float(rows.sums["padded_unlikely"].sum()) > number / 2
     return [
         finding(
             CODE,
             f"{number:,} of {total:,} sampled tokens of {span(blamed.step)} have a recorded log-probability of exactly "
             "0, the probability 1, and the trainer has likelier ones, which no cut by top-p, top-k or min-p takes "
-            "away: values that are missing, and filled with 0.",
+            "away: values that are missing, and filled with 0." + (_FORCED if are_forced else ""),
             None,
             steps=(int(blamed.step.min()), int(blamed.step.max())),
             severity="error",
             measured=float(number),
             expected=0.0,
             unit="tokens",
-            evidence={"kind": "padded"},
+            evidence={"kind": ["padded", "hardly-sampled"] if are_forced else "padded"},
             next=(
                 "Count the log-probabilities that the engine returns for one response, and its tokens: a stream may "
                 "hand over each part once, and be read as if it held all so far.",

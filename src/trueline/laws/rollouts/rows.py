@@ -44,23 +44,22 @@ class Rows:
     """Numbers of R sequences, in the order of step, rank and row; sums are over tokens that count.
 
     ``sums`` has by name: ``tokens``; ``diff``, ``abs``, ``k3``, ``sq`` of d = logp_rollout - logp_train, ``beyond`` of
-    |d| above what float32 loses of any; ``x`` of X = exp(-d), clipped; ``low`` tokens with d clearly negative;
-    ``room`` of 1 - p, which scales d; ``judged`` tokens with entropy, ``excess`` of surprise - entropy over them,
+    |d| above what float32 loses of any; ``x`` of X = exp(-d), clipped; ``low`` tokens with d clearly negative; ``room``
+    of 1 - p, which scales d; ``judged`` tokens with entropy, ``excess`` of surprise - entropy over them,
     ``varentropy``, ``outlying`` the same excess of those far beyond; ``padded`` tokens with a recorded log-probability
-    of exactly 0 that the trainer thinks unlikely, ``impossible`` ones of which it is positive, -inf or NaN, ``lost``
-    those of the trainer; ``odds``, ``odds_rt``, ``odds_tt``, ``odds_rr`` of the log-odds; ``zeros`` tokens recorded
-    with a log-probability of exactly 0 that the trainer thinks likeliest and not certain, ``trainer_cut`` such the
-    other way round, and those that the trainer excludes; ``tail`` tokens that no cut with their d leaves; ``fine``
-    tokens that are as close as float32 alone computes, of ``roomy`` ones that could show it; ``again``, ``fresh``
-    tokens that stood in the response before, and such as stood nowhere, with those of d below (``_low``) and above
-    (``_high``) what rounding of logits leaves; ``top_again``, ``top_fresh`` how much more often the trainer's likeliest
-    token was sampled than it should, by where it stood, with the variances (``_var``); ``corr_0``, ``corr_ahead``,
-    ``corr_behind`` of the two sides' log-probabilities, at the same token and shifted by one; ``own`` tokens of
-    sequences of which the engine recorded nothing, ``own_excess`` of surprise - entropy over them.
-    ``profile`` [R,
-    len(PROFILE)] is ``beyond`` and ``profile_room`` sum 1 - p by position. ``law`` are sums of log e-values [R, B].
-    ``version`` is that of the weights that sampled and ``lag`` how many versions older these are than the trainer's,
-    NaN unknown; ``allowed`` the lag that was declared.
+    of exactly 0 that the trainer thinks unlikely, ``padded_unlikely`` those that it would hardly sample, ``impossible``
+    ones of which it is positive, -inf or NaN, ``lost`` those of the trainer; ``odds``, ``odds_rt``, ``odds_tt``,
+    ``odds_rr`` of the log-odds; ``zeros`` tokens recorded with a log-probability of exactly 0 that the trainer thinks
+    likeliest and not certain, ``trainer_cut`` such the other way round, and those that the trainer excludes; ``tail``
+    tokens that no cut with their d leaves; ``fine`` tokens that are as close as float32 alone computes, of ``roomy``
+    ones that could show it; ``again``, ``fresh`` tokens that stood in the response before, and such as stood nowhere,
+    with those of d below (``_low``) and above (``_high``) what rounding of logits leaves; ``top_again``, ``top_fresh``
+    how much more often the trainer's likeliest token was sampled than it should, by where it stood, with the variances
+    (``_var``); ``corr_0``, ``corr_ahead``, ``corr_behind`` of the two sides' log-probabilities, at the same token and
+    shifted by one; ``own`` tokens of sequences of which the engine recorded nothing, ``own_excess`` of surprise -
+    entropy over them. ``profile`` [R, len(PROFILE)] is ``beyond`` and ``profile_room`` sum 1 - p by position. ``law``
+    are sums of log e-values [R, B]. ``version`` is that of the weights that sampled and ``lag`` how many versions older
+    these are than the trainer's, NaN unknown; ``allowed`` the lag that was declared.
     """
 
     step: Ints

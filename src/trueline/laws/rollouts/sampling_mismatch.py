@@ -114,6 +114,14 @@ _MANY, _FEW = 0.2, 0.02
 that is not penalised is never less likely. What does not ask where a token stood moves both groups alike: by chance a
 fifth of 100 and no more than 2 of 100 come once in 10^5 groups at most, whatever the share of all.
 """
+_FEWEST_GAINS, _GAINS = 50, 3.0
+"""Tokens of a kind, and times by which the others gain where the likeliest was penalised: of a cut, or of rows that pad
+a vocabulary, they gain alike.
+"""
+_WITHOUT_PENALTIES = (
+    "Sample one batch with repetition_penalty=1, presence_penalty=0 and frequency_penalty=0: if it is not found there, "
+    "sample so, or apply the penalty to the trainer's logits too."
+)
 _FEWEST_ZEROS = 3
 """Tokens recorded with a log-probability of exactly 0, the probability 1, of which the trainer is not certain."""
 _FEWEST_BEYOND = 3
@@ -206,7 +214,7 @@ def _penalties(rows: Rows) -> list[Finding]:
         for name in (*_STOOD, *(f"{group}_{side}" for group in _STOOD for side in ("low", "high")))
     }
     if min(number[name] for name in _STOOD) < _FEWEST_STOOD:
-        return []
+        return _penalties_by_gains(rows)
     for side, word in (("low", "less"), ("high", "more")):
         again, fresh = (number[f"{group}_{side}"] / number[group] for group in _STOOD)
         if again < _MANY or fresh > _FEW:
@@ -225,13 +233,38 @@ def _penalties(rows: Rows) -> list[Finding]:
                 expected=fresh,
                 unit="share of tokens beyond rounding",
                 evidence={"kind": ["penalties", *declared_kinds(rows)]},
-                next=(
-                    "Sample one batch with repetition_penalty=1, presence_penalty=0 and frequency_penalty=0: if it is "
-                    "not found there, sample so, or apply the penalty to the trainer's logits too.",
-                ),
+                next=(_WITHOUT_PENALTIES,),
             )
         ]
     return []
+
+
+def _penalties_by_gains(rows: Rows) -> list[Finding]:
+    """Where few tokens come again: tokens that stood nowhere are likelier to the engine where the trainer's likeliest
+    stood before, as a penalty takes from that, and hardly elsewhere.
+    """
+    number, gain = ({name: float(rows.sums[f"gain_{name}{part}"].sum()) for name in _STOOD} for part in ("_num", ""))
+    if min(number.values()) < _FEWEST_GAINS:
+        return []
+    again, fresh = (gain[name] / number[name] for name in _STOOD)
+    if again < ceiling_of(rows) or again < _GAINS * abs(fresh):
+        return []
+    first, last = int(rows.step.min()), int(rows.step.max())
+    return [
+        finding(
+            CODE,
+            "Where the trainer's likeliest token stood in the response before, others are likelier to the engine "
+            f"by {again:.2g} nats at steps {first}-{last}, and by {fresh:.2g} where it stood nowhere: the engine "
+            "applies a penalty on repetition, presence or frequency, and the trainer does not.",
+            None,
+            steps=(first, last),
+            measured=again,
+            expected=fresh,
+            unit="nats",
+            evidence={"kind": ["penalties", *declared_kinds(rows)]},
+            next=(_WITHOUT_PENALTIES,),
+        )
+    ]
 
 
 def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:

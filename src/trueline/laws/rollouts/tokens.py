@@ -52,6 +52,8 @@ SINGLE = 0.1
 that is hardly used, and min-p of 0.1 leaves one of less only among more than ten others.
 """
 
+HARDLY = 0.05
+"""Probability of all words that are no likelier than a token which was hardly sampled: 1 in 20 is by chance."""
 OUTLYING = 5.0
 """Standard deviations, and a nat, above the entropy of a token that was hardly sampled, at any usual temperature."""
 
@@ -145,6 +147,7 @@ class Tokens:
             columns |= self._odds() | self._shifts(counts) | self._updates()
             beyond = np.maximum(wide, self.rounding[self.sequence] * (1 - p))
             columns |= self._repeats(counts & (d < -beyond), counts & (d > beyond)) | self._likeliest()
+            columns |= self._gains(d, beyond)
             columns["trainer_cut"] = (
                 present & np.isfinite(rollout) & (np.isneginf(train) | ((train == 0) & (rollout < PADDED)))
             )
@@ -154,6 +157,7 @@ class Tokens:
             surely = d - self.rounding[self.sequence] * (1 - p)
             upto = np.where(counts, self.columns["mass_above"] + p, np.nan)
             columns["tail"] = (surely > TAIL) & (upto > np.exp(-surely) + TAIL)
+            columns["padded_unlikely"] = columns["padded"] & self._is_hardly_sampled()
             columns["zeros"] = counts & (rollout == 0) & (train < PADDED) & ~columns["padded"]
             columns |= {
                 "own": self.is_trainer_only,
@@ -237,6 +241,14 @@ class Tokens:
         at = np.equal.outer(where, np.arange(len(PROFILE))) & counts[:, None]
         return self.total(np.where(at, d[:, None], 0.0)), self.total(np.where(at, room[:, None], 0.0))
 
+    def _is_hardly_sampled(self) -> Bools:
+        """[N] whether a token is one that the trainer would hardly sample, by the probability of all no likelier ones,
+        else by how far it is beyond the entropy.
+        """
+        tail, varentropy = 1 - self.columns["mass_above"], np.maximum(self.varentropy(), 0.0)
+        surplus = -self.columns["logp_train"] - self.columns["entropy"]
+        return np.where(np.isfinite(tail), tail < HARDLY, surplus > OUTLYING * np.sqrt(varentropy) + 1)
+
     def _has_likelier(self) -> Bools:
         """[N] whether the trainer surely has tokens that are likelier, so that no cut leaves this one alone: by the
         mass above it, else as the likeliest has a probability of exp(-entropy) or more, else by its own.
@@ -311,6 +323,20 @@ class Tokens:
             "fresh_low": fresh & low,
             "fresh_high": fresh & high,
         }
+
+    def _gains(self, d: Floats, beyond: Floats) -> dict[str, Any]:
+        """How much likelier to the engine tokens are that stood nowhere before, by whether the trainer's likeliest
+        stood in the response: what a penalty takes from that the others have more of.
+        """
+        names = ("again", "fresh")
+        columns: dict[str, Any] = {}
+        if not (np.abs(d) > beyond).any():
+            return dict.fromkeys((f"gain_{name}{part}" for name in names for part in ("", "_num")), np.zeros(len(d)))
+        fresh = self.counts & self.repeats.fresh
+        for name, stood in zip(names, (self.repeats.top_again, self.repeats.top_fresh), strict=True):
+            columns[f"gain_{name}"] = np.where(fresh & stood, d, 0.0)
+            columns[f"gain_{name}_num"] = fresh & stood
+        return columns
 
     def _likeliest(self) -> dict[str, Any]:
         """How much more often the trainer's likeliest token was sampled than it should, where it stood before in this

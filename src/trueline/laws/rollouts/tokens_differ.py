@@ -82,6 +82,10 @@ _SHIFTS = {
     3: "three tokens later",
     -3: "three tokens before",
 }
+NEARLY_ALL = 0.8
+"""Share of the responses that are shifted from their first tokens on, or that differ from one place on, to be called
+all of them: some are too short to show it.
+"""
 FEWEST_SHIFTED = 2
 """Responses that are shifted from a token on."""
 _NEXT = (
@@ -221,23 +225,24 @@ def _shifted(rows: Rows) -> list[Finding]:
     ]
 
 
-def _shifted_rows(rows: Rows, shift_R: NDArray[np.int64]) -> Finding:
+def _shifted_rows(rows: Rows, shift_R: NDArray[np.int64], before_R: NDArray[np.int64]) -> Finding:
     blamed = rows.subset(shift_R != 0)
+    is_whole = len(blamed) > NEARLY_ALL * len(rows) and float(np.median(before_R[shift_R != 0])) <= 1
     among = int(np.isin(rows.step, blamed.step).sum())
     shifts, numbers = np.unique(shift_R[shift_R != 0], return_counts=True)
     shift = int(shifts[numbers.argmax()])
     others = " The other sequences are as they should be." if among > len(blamed) else ""
     return finding(
         CODE,
-        f"From some token on, the engine's log-probabilities are the trainer's of {_SHIFTS[shift]} in "
-        f"{len(blamed):,} of {counted(among, 'sequence')} of {span(blamed.step)}.{others}",
+        f"{'T' if is_whole else 'From some token on, t'}he engine's log-probabilities are the trainer's of "
+        f"{_SHIFTS[shift]} in {len(blamed):,} of {counted(among, 'sequence')} of {span(blamed.step)}.{others}",
         None,
         steps=(int(blamed.step.min()), int(blamed.step.max())),
         severity="error",
         measured=float(len(blamed)),
         expected=0.0,
         unit="sequences",
-        evidence={"kind": "row-shifted", "shift": shift},
+        evidence={"kind": "shifted" if is_whole else "row-shifted", "shift": shift},
         next=(
             "Print tokens, mask and both log-probabilities of one of these responses around the first token that "
             "differs: find the token that only one list has.",
@@ -246,13 +251,16 @@ def _shifted_rows(rows: Rows, shift_R: NDArray[np.int64]) -> Finding:
 
 
 def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
-    onset_R, shift_R = onset_of(run, rows)
+    onset_R, shift_R, before_R = onset_of(run, rows)
     if int((shift_R != 0).sum()) >= FEWEST_SHIFTED:
-        return [_shifted_rows(rows, shift_R)]
+        return [_shifted_rows(rows, shift_R, before_R)]
     crossing = find_excess(run, "onset", rows, onset_R >= 0, chance=CHANCE)
     if crossing is None:
         return []
     blamed = crossing.in_steps(rows) & (onset_R >= 0)
+    middle = float(np.median(onset_R[blamed]))
+    is_one_place = float((np.abs(onset_R[blamed] - middle) <= 1).mean()) > NEARLY_ALL
+    kind = "from-same-position" if is_one_place else "from-one-position"
     ids_equal = are_ids_equal(run, "response")
     num, among = int(blamed.sum()), int(crossing.in_steps(rows).sum())
     if not num > CHANCE * among:
@@ -261,12 +269,13 @@ def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
         finding(
             CODE,
             f"{num} of {among} responses of steps {crossing.first}-{crossing.last} agree on both sides up to a token, "
-            f"and differ from there on (in the middle case from token {int(np.median(onset_R[blamed]))} on).",
+            f"and differ from there on "
+            f"({'nearly all' if is_one_place else 'in the middle case'} from token {int(middle)} on).",
             crossing,
             measured=num / among,
             expected=0.0,
             unit="share of responses",
-            evidence={"kind": ["from-one-position", "ids-equal"] if ids_equal else "from-one-position"},
+            evidence={"kind": [kind, "ids-equal"] if ids_equal else kind},
             next=_NEXT,
         )
     ]

@@ -234,3 +234,117 @@ def test_logits_that_are_scaled_only_nearly_are_of_no_temperature(tmp_path: Path
 def test_a_gap_of_nats_brings_no_finding_of_what_is_left_out(tmp_path: Path) -> None:
     run = recorded(tmp_path, Made(size=32, scale=3.0, error=3.0))
     assert set(codes(run)) == {"logprob-gap"}
+
+
+def _zeros_at(tokens: Any, logp: float) -> Callable[[Batch], None]:
+    """The engine recorded 0 at ``tokens``, whose log-probability is ``logp`` for the trainer, and ``mass`` above it."""
+
+    def change(batch: Batch) -> None:
+        batch["logp_train"] = np.where(tokens, logp, batch["logp_train"])
+        batch["mass_above"] = np.where(tokens, 1 - 2 * np.exp(logp), batch["mass_above"])
+        batch["logp_rollout"] = np.where(tokens, 0.0, batch["logp_rollout"])
+        del batch["odds_rollout"], batch["odds_train"]
+
+    return change
+
+
+@pytest.mark.parametrize(("logp", "cause"), [(-1.5, "logprobs-missing"), (-6.0, "forced-tokens-not-masked")])
+def test_zeros_at_tokens_that_were_hardly_sampled_are_of_tokens_that_were_put_there(
+    tmp_path: Path, logp: float, cause: str
+) -> None:
+    tokens = np.zeros((32, 24), np.bool_)
+    tokens[::3, 10:12] = True
+    run = recorded(tmp_path, Made(size=32), change=_zeros_at(tokens, logp))
+    assert ("the engine put them there" in codes(run)["recorded-logprobs-wrong"].claim) is (logp == -6.0)
+    assert _verdict(run).cause == cause
+
+
+def test_sequences_that_are_shifted_from_their_first_token_on_are_all_of_them(tmp_path: Path) -> None:
+    """Also where values of the first token hide it from the correlation of all."""
+
+    def change(batch: Batch) -> None:
+        batch["logp_train"] = np.roll(batch["logp_train"], 1, axis=1)
+        batch["logp_train"][:, 0] = -18.0
+        del batch["odds_rollout"], batch["odds_train"]
+
+    run = recorded(tmp_path, Made(size=32), change=change)
+    assert codes(run)["tokens-differ"].evidence["kind"] == "shifted"
+    assert _verdict(run).cause == "logprobs-shifted"
+
+
+@pytest.mark.parametrize(("spread", "cause"), [(0, "decoding-differs"), (12, "response-tokenised-again")])
+def test_what_begins_at_one_place_in_all_responses_is_not_of_their_text(
+    tmp_path: Path, spread: int, cause: str
+) -> None:
+    made = Made(size=32, length=40)
+
+    def change(batch: Batch) -> None:
+        begin = 14 + made.random.integers(spread + 1, size=(32, 1, 1))
+        made.error = np.where(np.arange(40)[None, :, None] >= begin, 1.5, 1e-6)
+
+    made.error = _at(40, 1e-6, 1e-6)
+    run = recorded(tmp_path, made, steps=8, change=change)
+    kind = codes(run)["tokens-differ"].evidence["kind"]
+    assert kind == ("from-one-position" if spread else "from-same-position")
+    assert _verdict(run).cause == cause
+
+
+@pytest.mark.parametrize("by", [2.0, 0.0])
+def test_a_penalty_of_tokens_that_hardly_come_again_shows_in_what_the_others_gain(tmp_path: Path, by: float) -> None:
+    """Without one, rows that pad the trainer's vocabulary take from all tokens alike."""
+    made = Made(size=32, length=12, words=300)
+
+    def change(batch: Batch) -> None:
+        size, length, words = made.shape
+        logits = 1.5 * made.random.normal(size=made.shape) + 0.5 * made.random.normal(size=(size, 1, words))
+        logits[:, :, :3] += 2.5  # a few words are among the likeliest again and again
+        stood, before = np.zeros((size, words), np.bool_), np.zeros(made.shape, np.bool_)
+        ids = np.zeros((size, length), np.int64)
+        for place in range(length):
+            before[:, place] = stood
+            ids[:, place] = drawn(softmax(logits[:, place] - by * stood), made.random)
+            stood[np.arange(size), ids[:, place]] = True
+        log_p, log_q = np.log(softmax(logits)), np.log(softmax(logits - by * before)) + (0.2 if not by else 0.0)
+        entropy = -(np.exp(log_p) * log_p).sum(-1)
+        batch |= {
+            "response_ids": ids,
+            "logp_rollout": at(log_q, ids) + 1e-6 * made.random.normal(size=ids.shape),
+            "logp_train": at(log_p, ids),
+            "entropy": entropy,
+            "varentropy": (np.exp(log_p) * (log_p + entropy[..., None]) ** 2).sum(-1),
+            "mass_above": (np.exp(log_p) * (log_p > at(log_p, ids)[..., None])).sum(-1),
+            "top_train": log_p.argmax(-1),
+            "logp_top": log_p.max(-1),
+        }
+        del batch["odds_rollout"], batch["odds_train"]
+
+    kinds = {
+        kind
+        for finding in trueline.check(recorded(tmp_path, made, steps=4, change=change)).findings
+        if finding.code == "sampling-mismatch"
+        for kind in (
+            [finding.evidence["kind"]] if isinstance(finding.evidence["kind"], str) else finding.evidence["kind"]
+        )
+    }
+    assert ("penalties" in kinds) is (by > 0)
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+def test_where_some_sequences_have_the_gap_it_is_not_of_what_all_are_computed_with(
+    tmp_path: Path, by_row: bool
+) -> None:
+    """As where one of several engines is off, which answers every other request."""
+    made = Made(size=32, error=1e-6)
+
+    def change(batch: Batch) -> None:
+        step = batch["step"]
+        batch["prompt_ids"] = [[100 * step + row // 4 + 1, 5, 6] for row in range(32)]
+        batch["versions"] = (step, step)
+        off = (np.arange(32) % 2 == 0)[:, None, None] | (not by_row)
+        made.error = np.where(off, 0.15 * (step + 1), 1e-6)
+        weights = {"layers.0.weight": torch.full((4,), float(step))}
+        trueline.rl.record_sync(step, weights, weights, out=str(tmp_path / "run"))
+
+    run = recorded(tmp_path, made, steps=8, change=change)
+    assert ("by-row" in _kinds(run, "logprob-gap")) is by_row
+    assert (_verdict(run).cause == "derived-weights-stale") is not by_row

@@ -432,7 +432,9 @@ def test_log_probabilities_of_the_next_token_are_called_shifted(tmp_path: Path) 
 
 def test_responses_that_differ_from_one_token_on_are_found_without_ids(tmp_path: Path) -> None:
     def again(batch: dict[str, Any]) -> None:
-        batch["logp_train"][:, 9:] = -np.random.default_rng(batch["step"]).exponential(4.0, (16, 15)) - 0.5
+        other = -np.random.default_rng(batch["step"]).exponential(4.0, (16, 24)) - 0.5
+        begin = 7 + np.arange(16)[:, None] % 8
+        batch["logp_train"] = np.where(np.arange(24) >= begin, other, batch["logp_train"])
 
     found = codes(recorded(tmp_path, Made(), change=again))
     assert found["tokens-differ"].evidence["kind"] == "from-one-position"
