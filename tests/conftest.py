@@ -2,7 +2,6 @@
 
 import gc
 import os
-import shutil
 import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -50,12 +49,6 @@ ranks.PRELOADED += (
 MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here")
 """Reasons that count in continuous integration: what a machine without a GPU or without root cannot show."""
 
-IN_MEMORY = "/dev/shm"
-ROOM_BYTES = 8 << 30
-"""That must be free for folders of tests in memory: those of a thousand tests take some 60 MB, and a container often
-has 64 MiB in all.
-"""
-
 UNIT = Path(__file__).parent / "unit"
 
 MANY_MODULES = 40
@@ -67,13 +60,10 @@ RanksOf = Callable[[int], Ranks]
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let pytest-xdist, where it is there, hand out files in the order in which they stand, not by number of tests, and
-    its workers, which are started as this process was, keep what they compile. Folders of tests lie in memory, where
-    that has room: a small Run is forty files, and syncs as many times.
+    its workers, which are started as this process was, keep what they compile.
     """
     config.option.loadscopereorder = False
     sys.dont_write_bytecode = False
-    if os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM_BYTES:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
