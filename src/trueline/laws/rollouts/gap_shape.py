@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from trueline.judge.stats.memoize import memoized
 from trueline.laws.rollouts import sync_rows, weights_not_synced
 from trueline.laws.rollouts.evidence import ratio_of_sums, side_of
+from trueline.laws.rollouts.gaps import ceiling as ceiling_in
 from trueline.laws.rollouts.rows import Rows
 from trueline.store.reader import Run
 from trueline.store.records.arrays import to_numpy
@@ -52,7 +53,6 @@ EVERY, SOME = 0.1, 0.5
 """Share of the tokens that are as close as float32 alone computes, below which all are apart, and above which some
 are.
 """
-FLOAT32_CEILING = 1e-3
 _EXPERTS = ("expert", "router", "moe")
 """Parts of the names of a mixture's parameters."""
 
@@ -159,7 +159,7 @@ def _log_ratio_of_sums(rows: Rows, where: slice) -> tuple[float, float]:
 
 def _tokens(rows: Rows, ceiling: float) -> str:
     """Whether all tokens of ``rows`` are apart, or some."""
-    if ceiling > FLOAT32_CEILING or not len(rows):
+    if ceiling > ceiling_in("float32") or not len(rows):
         return "tokens-unclear"
     fine = ratio_of_sums(rows.sums["fine"], rows.sums["roomy"])
     return "every-token" if fine < EVERY else "some-tokens" if fine > SOME else "tokens-unclear"
@@ -190,18 +190,22 @@ def _by_prompt(run: Run, rows: Rows, ceiling: float) -> list[str]:
 
 def _prompts_of(run: Run, rows: Rows) -> list[tuple[int, int] | None]:
     """[R] one number for each prompt, and one for its beginning; None where it was not recorded."""
-    at = {
-        key: index
-        for index, key in enumerate(zip(rows.step.tolist(), rows.rank.tolist(), rows.row.tolist(), strict=True))
-    }
-    prompts_R: list[tuple[int, int] | None] = [None] * len(rows)
+    prompts = _prompt_numbers(run)
+    keys = zip(rows.step.tolist(), rows.rank.tolist(), rows.row.tolist(), strict=True)
+    return [prompts.get(key) for key in keys]
+
+
+@memoized
+def _prompt_numbers(run: Run) -> dict[tuple[int, int, int], tuple[int, int]]:
+    """By step, rank and row, as ``_prompts_of``: several findings ask, and prompts are long."""
+    prompts: dict[tuple[int, int, int], tuple[int, int]] = {}
     for table in cast(Any, run.kept("rollouts")).pieces(["step", "rank", "row", "prompt_ids"]):
-        names = ("step", "rank", "row")
-        keys = zip(*(cast(list[int], table[name].to_pylist()) for name in names), strict=True)
+        columns = (cast(list[int], table[name].to_pylist()) for name in ("step", "rank", "row"))
+        keys = zip(*columns, strict=True)
         for key, ids in zip(keys, cast(list[list[int] | None], table["prompt_ids"].to_pylist()), strict=True):
-            if ids and (index := at.get(key)) is not None:
-                prompts_R[index] = hash(tuple(ids)), hash(tuple(ids[: max(1, len(ids) // _OF_A_PROMPT)]))
-    return prompts_R
+            if ids:
+                prompts[key] = hash(tuple(ids)), hash(tuple(ids[: max(1, len(ids) // _OF_A_PROMPT)]))
+    return prompts
 
 
 def _seen_before(run: Run, rows: Rows) -> tuple[Bools, Bools]:

@@ -332,9 +332,9 @@ def _cut_kinds(rows: Rows) -> list[str]:
     if float(rows.sums["zeros"].sum()) >= _FEWEST_ZEROS:
         return [*kinds, "exact-zeros"]
     if float(rows.sums["tail"].sum()) >= _FEWEST_BEYOND:
-        kept = ratio_of_sums(rows.sums["x"], rows.sums["tokens"])
+        mass_kept = ratio_of_sums(rows.sums["x"], rows.sums["tokens"])
         is_declared = "declared-words" in kinds
-        kinds.append("tail-sampled" if kept > _PADDED_KEEPS and not is_declared else "words-left-out")
+        kinds.append("tail-sampled" if mass_kept > _PADDED_KEEPS and not is_declared else "words-left-out")
     return kinds
 
 
