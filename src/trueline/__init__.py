@@ -149,7 +149,9 @@ def _report_live(watch: Watch, callbacks: Sequence[Callback]) -> None:
         return
     from trueline.sinks.listening import report as report_to
     from trueline.sinks.side_process import Settings
+    from trueline.store.clean import remove_clean
 
+    remove_clean(folder)
     settings = Settings(
         run=os.path.abspath(folder),
         first=watch.first_step,
@@ -207,12 +209,13 @@ def on_finding(
     return listening
 
 
-def clean(run: str | os.PathLike[str]) -> Clean:
+def clean(run: str | os.PathLike[str], *, judge: bool = True) -> Clean:
     """Up to which step ``run`` is known to be clean, for who is about to keep a checkpoint.
 
     Of a job that is judged while it runs (``sinks``, ``on_finding``) this reads ``clean.json``, which takes no longer
     than any small file, and is a few seconds behind. Where there is none the Run is judged now, as ``check`` does, but
-    not in a process that writes it, where nothing is known yet. Raises ``RunError`` where there is no Run.
+    not in a process that writes it, nor without ``judge``: nothing is known yet. Raises ``RunError`` where there is no
+    Run that could be judged.
     """
     from trueline.store.clean import Clean, read_clean
 
@@ -221,13 +224,13 @@ def clean(run: str | os.PathLike[str]) -> Clean:
     if clean_steps is not None:
         return clean_steps
     capture = sys.modules.get("trueline.capture.watch")  # not imported here: reading needs no torch
-    if capture is not None and capture.is_watched(path):
+    if not judge or (capture is not None and capture.is_watched(path)):
         from trueline.schema.plan import FALSE_ALARMS
 
         return Clean(path, None, None, FALSE_ALARMS)
-    judge = importlib.import_module("trueline.judge.clean_steps")
     whole = open_run(path)
-    return judge.clean_of(check(whole), whole, int(whole.steps[-1]) if whole.steps.size else -1)
+    clean_of = importlib.import_module("trueline.judge.clean_steps").clean_of
+    return clean_of(check(whole), whole, int(whole.steps[-1]) if whole.steps.size else -1)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from typing import Any, Literal
 
 import trueline
 from trueline.capture.child_env import RUN
 from trueline.capture.model.world import as_first_rank_has
-from trueline.schema.errors import InputError, TruelineError
+from trueline.schema.errors import InputError
+from trueline.schema.text.documents import encode
 
 Way = Literal["hold", "mark"]
 MARK = "trueline.json"
@@ -24,17 +24,14 @@ class Checkpoints:
         if way not in ("hold", "mark"):
             raise InputError(f"checkpoints = {way!r} cannot be. Take 'hold' or 'mark', or leave it out.")
         self.holds = way == "hold"
-        self._run = os.environ.get(RUN) or out
+        self._run = os.path.abspath(os.environ.get(RUN) or out)
         self._unmarked: dict[int, str] = {}
 
     def document(self, num_updates: int, *, last: bool = False) -> dict[str, Any]:
         """What is known of a checkpoint after so many updates; ``clean`` is None where that was not judged yet. No step
         begins with the weights of the ``last`` update, so that its own has to do.
         """
-        try:
-            clean = trueline.clean(self._run)
-        except TruelineError:  # nothing was written yet
-            return {"updates": num_updates, "clean": None}
+        clean = trueline.clean(self._run, judge=False)
         is_clean = clean.covers(num_updates)
         if last and is_clean is None:
             is_clean = clean.covers(num_updates - 1)
@@ -42,7 +39,7 @@ class Checkpoints:
 
     def is_held(self) -> bool:
         """True if an error is open. All ranks ask at the same time, and act alike on what the first one reads."""
-        return as_first_rank_has(bool(self.document(0).get("is_open")))
+        return as_first_rank_has(trueline.clean(self._run, judge=False).is_open)
 
     def saved(self, num_updates: int, folder: str) -> None:
         """A checkpoint was saved."""
@@ -58,10 +55,10 @@ class Checkpoints:
                 del self._unmarked[num_updates]
             if os.path.isdir(folder) and (document["clean"] is not None or not os.path.exists(path)):
                 with contextlib.suppress(OSError):  # a full disk is the framework's to say
-                    _replace(path, document)
+                    _replace(path, encode(document))
 
 
-def _replace(path: str, document: dict[str, Any]) -> None:
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1)
+def _replace(path: str, data: bytes) -> None:
+    with open(f"{path}.tmp", "wb") as file:
+        file.write(data)
     os.replace(f"{path}.tmp", path)

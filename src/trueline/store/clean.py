@@ -81,6 +81,12 @@ def write_clean(path: str, clean: Clean) -> None:
         replace_file(os.path.join(path, file_names.CLEAN), encode(clean.to_json()))
 
 
+def remove_clean(path: str) -> None:
+    """A start of the job has not been judged: what an earlier one left in the Run at ``path`` says nothing of it."""
+    with contextlib.suppress(OSError):
+        os.remove(os.path.join(path, file_names.CLEAN))
+
+
 def read_clean(path: str) -> Clean | None:
     """What the Run at ``path`` says; None where there is nothing, or not what was written."""
     try:

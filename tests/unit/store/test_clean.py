@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from tests.synthetic_runs import write_run
 
 import trueline
+from trueline.integrations.checkpoints import Checkpoints
 from trueline.schema.errors import RunError
 from trueline.store.clean import Clean, OpenFault, read_clean, write_clean
 
@@ -65,3 +67,23 @@ def test_a_run_that_nobody_judged_is_judged_now(tmp_path: Path):
     assert not (tmp_path / "bad" / "clean.json").exists()
     with pytest.raises(RunError, match="nowhere"):
         trueline.clean(tmp_path / "nowhere")
+
+
+def test_a_start_that_goes_on_with_a_run_is_not_known_to_be_clean_by_what_an_earlier_one_left(tmp_path: Path):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trueline.watch(model, optimizer, out=tmp_path / "run").close()
+    write_clean(str(tmp_path / "run"), Clean(str(tmp_path / "run"), 100, 100, 0.1))
+    watch = trueline.watch(model, optimizer, out=tmp_path / "run", resume=True, step=50)
+    clean = trueline.clean(tmp_path / "run")
+    watch.close()
+    assert (clean.step, clean.covers(60)) == (None, None)
+
+
+def test_what_a_checkpoint_is_said_to_be_is_read_and_never_judged_in_training(tmp_path: Path):
+    run = write_run(tmp_path / "run", num_ranks=2)
+    checkpoints = Checkpoints(run, "mark")
+    assert (checkpoints.document(3)["clean"], checkpoints.document(3)["says"]) == (None, "No step was judged yet.")
+    write_clean(run, Clean(run, 19, 30, 0.1, (FAULT,)))
+    assert [checkpoints.document(updates)["clean"] for updates in (19, 20)] == [True, False]
+    assert checkpoints.is_held()
