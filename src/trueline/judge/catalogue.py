@@ -21,6 +21,7 @@ EXIT_CODES: Mapping[int, str] = {
     1: "found: an error or a warning; of compare and diff: different",
     2: "usage or input error: one sentence on standard error, nothing on standard output",
     3: "cannot tell: too little was judged, or time is over; this is not fine",
+    4: "of run with --fail-on-error: the command ended with 0, and its Run shows an error",
 }
 STATUSES: Mapping[str, str] = {
     "fault": "an error or a warning was found",

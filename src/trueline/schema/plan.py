@@ -190,6 +190,10 @@ class Plan(BaseModel):
         "rank stops at the same step; record: and the next `when_steps` steps are recorded with preset `mix`; "
         "command:TEXT: and a shell starts TEXT, with the finding as a line of JSON on its standard input",
     )
+    fail_on_error: bool = Field(
+        default=False,
+        description="`trueline run` ends with exit code 4 where the command ended with 0 and the Run shows an error",
+    )
     stop: str = Field(
         default="",
         description="every rank raises `TrainingStopped` with this sentence, at the same step; empty: none does",

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from trueline.cli.run_end import Stamps
     from trueline.schema.plan import Plan
 
+ERROR_OPEN = 4
+"""Exit code of a command that ended with 0 while an error was open, where that was asked for."""
+
 SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
 
 
@@ -54,6 +57,12 @@ def command(
             metavar="WHAT",
         ),
     ] = None,
+    fail_on_error: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-error", help="End with exit code 4 where the command ended with 0 and an error is open."
+        ),
+    ] = False,
     collect: Annotated[
         str | None,
         typer.Option(
@@ -69,8 +78,9 @@ def command(
 ) -> None:
     """Run a training command under watch, with no change to the script.
 
-    Output, exit code and signals of the command stay as they are. When it ends, one line on standard error says what
-    was watched. Then run: trueline check RUN. With --ref the checks run at once and print to standard error.
+    Output, exit code and signals of the command stay as they are, but for --fail-on-error. When it ends, one line on
+    standard error says what was watched. Then run: trueline check RUN. With --ref the checks run at
+    once and print to standard error.
 
     Example: trueline run --out runs/a -- torchrun --nproc-per-node 8 train.py --lr 1e-4
     Example: trueline run --plan mix --set steps=19:20 --out runs/b -- torchrun --nproc-per-node 8 train.py
@@ -88,6 +98,7 @@ def command(
     _require_script(words)
     with threads_without_signals():
         plan_chosen = _with_sinks(_with_keys(Plan.load(plan), changes), sink, on_finding)
+        fails = fail_on_error or plan_chosen.fail_on_error
         if ref is not None:
             _require_reference(ref, out)
         _require_free_path(out, overwrite=overwrite, resume=resume)
@@ -102,7 +113,7 @@ def command(
     if sys.stderr.isatty():
         print(f"trueline: watching; afterwards: trueline check {out}", file=sys.stderr, flush=True)
     try:
-        _run_and_tell(program, words, watched_environ, run_path=out, ref=ref, destination=collect)
+        _run_and_tell(program, words, watched_environ, run_path=out, ref=ref, destination=collect, fails=fails)
     except OSError as error:
         raise InputError(f"'{program}' cannot be started: {error}. Try it without trueline.") from None
 
@@ -128,9 +139,18 @@ def _with_sinks(plan: Plan, sinks: list[str] | None, on_finding: str | None) -> 
 
 
 def _run_and_tell(
-    program: str, words: list[str], environ: dict[str, str], *, run_path: str, ref: str | None, destination: str | None
+    program: str,
+    words: list[str],
+    environ: dict[str, str],
+    *,
+    run_path: str,
+    ref: str | None,
+    destination: str | None,
+    fails: bool,
 ) -> None:
-    """Run the command, print what was watched and, with ``ref``, what the checks find, and end as the command did."""
+    """Run the command, print what was watched and, with ``ref``, what the checks find, and end as the command did;
+    where it ended well and ``fails`` asks for it, with ``ERROR_OPEN`` while an error is open.
+    """
     from trueline.capture.child_env import UNSEEN, WATCHED
     from trueline.cli.collecting import Collecting
     from trueline.cli.foreground import end_as, run_in_foreground
@@ -153,8 +173,11 @@ def _run_and_tell(
         )
         if collecting is not None:
             print(f"trueline: {collecting.end()}", file=sys.stderr)
-        if ref is not None:
-            _judge(run_path, ref, before=before)
+        if ref is not None or (fails and status == 0):
+            error = _judge(run_path, ref, before=before)
+            if fails and status == 0 and error is not None:
+                print(f"trueline: exit code {ERROR_OPEN}, as an error is open: {error}", file=sys.stderr)
+                status = ERROR_OPEN << 8  # as os.waitpid gives it
     except KeyboardInterrupt:
         print(f"trueline: not checked to the end; again: trueline check {run_path}", file=sys.stderr)
     except Exception as error:  # the exit status of the command is reported whatever a check raises
@@ -162,21 +185,29 @@ def _run_and_tell(
     end_as(status)
 
 
-def _judge(run_path: str, ref: str, *, before: Stamps) -> None:
+def _judge(run_path: str, ref: str | None, *, before: Stamps) -> str | None:
+    """The first error that the last Run of the command shows, None without one; with ``ref``, print what is found."""
     from trueline.cli.lines import screen
     from trueline.cli.run_end import written
     from trueline.cli.verbs.check import print_report
     from trueline.judge.check_run import check
     from trueline.schema.errors import TruelineError
+    from trueline.schema.live import headline
 
     paths = written(run_path, before=before)
     if not paths:
         print(f"trueline: the command wrote no Run at '{run_path}', so nothing was checked.", file=sys.stderr)
-        return
+        return None
+    errors: list[str] = []
     try:
-        print_report(screen(stderr=True), check(paths[-1], ref=ref))
+        # a start that torchrun made again has a Run of its own, and the job ended well with the last
+        report = check(paths[-1], ref=ref)
+        errors = [headline(finding) for finding in report.findings if finding.severity == "error"]
+        if ref is not None:
+            print_report(screen(stderr=True), report)
     except TruelineError as error:
         print(f"trueline: {error}", file=sys.stderr)
+    return errors[0] if errors else None
 
 
 def _require_reference(ref: str, run_path: str) -> None:
