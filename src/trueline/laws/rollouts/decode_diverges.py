@@ -17,9 +17,14 @@ and beyond what rounding may leave or more than twice that of tokens 1 to 5, and
 more than half of the responses of 13 tokens or more: an e-process under the budget of the checks of rollouts. Rounding
 leaves about as much at each token, but for the first, which both sides may compute alike.
 
+Or, whether it grows or fades then, and in a part of the responses alone: nearly all that are beyond what rounding may
+leave have a tenth of that of tokens 1 to 5 at token 0, or less. Of healthy responses hardly one in ten is beyond
+(see `logprob-gap`), which is the chance that this e-process takes; no prompt, weight or layer leaves the first token as
+it is.
+
 What it may miss
 ----------------
-Responses of less than 13 tokens. With `max_new_tokens = 1` a gap of this kind vanishes: that settles it.
+Growth in responses of less than 13 tokens. With `max_new_tokens = 1` a gap of this kind vanishes: that settles it.
 
 Example
 -------
@@ -44,9 +49,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums
+from trueline.laws.rollouts import gap_shape
+from trueline.laws.rollouts.e_values import more_often
+from trueline.laws.rollouts.evidence import find_crossing, finding, ratio_of_sums
 from trueline.laws.rollouts.gaps import ceiling_of, on_policy
-from trueline.laws.rollouts.rows import Rows, rows_of
+from trueline.laws.rollouts.rows import Rows, by_step, rows_of
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
@@ -56,31 +63,41 @@ NEEDS: tuple[str, ...] = ()
 ACROSS_RANKS = False
 
 CHANCE = 0.5
-"""Share of healthy responses that may look so."""
+"""Share of healthy responses that may look as if the gap grew."""
+CHANCE_BEYOND = 0.1
+"""Share of healthy responses that may be beyond what rounding leaves (see `logprob-gap`)."""
 FACTOR = 3.0
 GROWS = 2.0
 LEAST = 1e-4
+_BETS = (0.3, 0.6, 0.9)
+"""Shares of what a bet may be at most."""
 
 
 def check(run: Run) -> list[Finding]:
-    """The finding of gaps that grow along a response; raises ``CannotTell`` where there is nothing to judge."""
+    """The finding of gaps that begin with decoding; raises ``CannotTell`` where there is nothing to judge."""
     rows = on_policy(rows_of(run))
-    rows = rows.subset((rows.profile_room[:, 3] > 0) & (rows.profile_room[:, 0] > 0))
-    hit_R = _grows(rows, ceiling_of(rows))
-    crossing = find_excess(run, "decode", rows, hit_R, chance=CHANCE)
+    rows = rows.subset(rows.profile_room[:, 0] > 0)
+    ceiling = ceiling_of(rows)
+    behind_R = gap_shape.first_is_equal(rows, ceiling) & (rows.gap > ceiling)
+    grows_R, is_long_R = _grows(rows, ceiling), rows.profile_room[:, 3] > 0
+    logs_RB = [np.where(is_long_R[:, None], _bets(grows_R, CHANCE), 0.0)]
+    if gap_shape.is_first_equal(rows, ceiling):
+        logs_RB.append(_bets(behind_R, CHANCE_BEYOND))
+    crossing = find_crossing(run, "decode", *by_step(rows, np.concatenate(logs_RB, axis=1)))
     if crossing is None:
         return []
-    blamed = crossing.select(rows)
+    blamed = rows.subset(crossing.in_steps(rows) & (behind_R if len(logs_RB) > 1 else is_long_R))
     first, early, last = (ratio_of_sums(blamed.profile[:, k], blamed.profile_room[:, k]) for k in (0, 1, 3))
-    if not last > FACTOR * first:
+    if not max(early if len(logs_RB) > 1 else 0.0, last) > FACTOR * first:
         return []
+    grows = last > FACTOR * first
     return [
         finding(
             CODE,
             f"Token 0 of responses is {first:.2g} apart on the two sides at steps {crossing.first}-{crossing.last}, "
-            f"their second half {last:.2g}.",
+            f"{'their second half' if grows else 'the next five'} {last if grows else early:.2g}.",
             crossing,
-            measured=last,
+            measured=last if grows else early,
             expected=first,
             unit="mean |d| over mean 1 - p",
             evidence={"kind": ["grows-along" if last > GROWS * early else "flat-along"], "tokens_1_to_5": early},
@@ -91,6 +108,11 @@ def check(run: Run) -> list[Finding]:
             ),
         )
     ]
+
+
+def _bets(hit_R: np.ndarray, chance: float) -> np.ndarray:
+    """[R, B] logs of bets that more responses than ``chance`` of them are hit."""
+    return more_often(hit_R, chance, tuple(bet / chance for bet in _BETS))
 
 
 def _grows(rows: Rows, ceiling: float) -> np.ndarray:

@@ -35,6 +35,10 @@ one update behind stays one behind.
 """
 FEWEST = 8
 """Sequences of a kind that are compared with those of another."""
+NEARLY_ALL, _ROOM = 0.8, 0.05
+"""Share of the sequences with a gap of which the first token has none, where it begins with decoding, and 1 - p from
+which on a token could show one: where a text was tokenised again, say, it begins at other tokens from case to case.
+"""
 FEWEST_PROMPTS = 4
 """Prompts with several sequences each, of a kind."""
 MIXED = 0.1
@@ -67,6 +71,7 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
       sequences have it whose prompt the engine had not seen; ``no-new-prompt``: too few prompts are known to be new;
     - ``by-prompt``: sequences of one prompt have it, all of them, and those of another have not; ``by-row``: some
       sequences of one prompt have it;
+    - ``first-equal``: the first token, which follows from the prompt alone, has none in nearly all that have it;
     - ``fades``: it is smaller in the second half of responses; ``as-far-to-the-end``: it is not; ``fading-unclear``;
     - ``every-token``: next to none of the tokens of a sequence that has it is as close as float32 computes;
       ``some-tokens``: most are; ``tokens-unclear``: neither, or the dtype hides it;
@@ -81,7 +86,20 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
     kinds.append("prompts-equal" if are_ids_equal(run, "prompt") else "prompts-unknown")
     has_gap = rows.subset(rows.gap > ceiling)
     kinds += [_fading(has_gap), _tokens(has_gap, ceiling), *_by_prompt(run, rows, ceiling)]
+    kinds += ["first-equal"] if is_first_equal(rows, ceiling) else []
     return [*kinds, *_weights(run)]
+
+
+def first_is_equal(rows: Rows, ceiling: float) -> Bools:
+    """[R] tokens 1 to 5 are beyond what rounding leaves, and ten times as far apart as token 0 or more."""
+    first, early = (rows.profile[:, k] / np.maximum(rows.profile_room[:, k], 1e-9) for k in (0, 1))
+    return (early > ceiling) & (early > TIMES * np.maximum(first, FLOOR))
+
+
+def is_first_equal(rows: Rows, ceiling: float) -> bool:
+    """True if that is so of nearly all sequences with a gap of which the first tokens could show one."""
+    judged = rows.subset((rows.gap > ceiling) & (rows.profile_room[:, 0] > _ROOM) & (rows.profile_room[:, 1] > _ROOM))
+    return len(judged) >= FEWEST and float(first_is_equal(judged, ceiling).mean()) > NEARLY_ALL
 
 
 def gap_of(rows: Rows) -> float:

@@ -16,7 +16,8 @@ The gap (see `logprob-gap`) of tokens 0 to 5 is larger than that of the second h
 the declared dtype, in more than 60 % of the responses of 13 tokens or more: an e-process under the budget of the
 checks of rollouts. And over all of these it is 1.3 times as large or more. Rounding leaves about as much everywhere
 where weights are random (larger at the first tokens in 43 to 54 % of responses, as measured with bfloat16 and int8),
-but not in a policy that has learned. A gap that is there in more than twice as many responses is not of the prompt.
+but not in a policy that has learned. A gap that is there in more than twice as many responses is not of the prompt,
+nor is one that the first token has not, which follows from the prompt alone.
 
 What it may miss
 ----------------
@@ -48,7 +49,7 @@ from __future__ import annotations
 import numpy as np
 
 from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums, times_text
-from trueline.laws.rollouts.gap_shape import shape_kinds
+from trueline.laws.rollouts.gap_shape import is_first_equal, shape_kinds
 from trueline.laws.rollouts.gaps import ceiling_of, on_policy
 from trueline.laws.rollouts.rows import Rows, rows_of
 from trueline.schema.finding import Finding
@@ -75,6 +76,8 @@ def check(run: Run) -> list[Finding]:
         return []
     differs = rows.gap > ceiling
     if 2 * int((differs & crossing.in_steps(rows)).sum()) < int(differs.sum()):  # most of the gap is without it
+        return []
+    if is_first_equal(rows, ceiling):
         return []
     blamed = crossing.select(rows)
     first = ratio_of_sums(blamed.profile[:, :2], blamed.profile_room[:, :2])
