@@ -8,6 +8,7 @@ R sequences, T steps, B bets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -59,6 +60,9 @@ ONE_SIDE, FEWEST_TOKENS = 0.98, 100
 """Share of the tokens beyond rounding that are off in one direction, and fewest of them. Of errors that know no side,
 hardly ever so many are (2^-85).
 """
+
+NATS = 7.0
+"""Nats by which tokens have to be likelier in one of two distributions than in the other: 1 in 1,000 by chance."""
 
 MAX_LOSS = 1.0
 """Nats against a fault at steps that may be of it all the same."""
@@ -163,13 +167,22 @@ def finding(
     )
 
 
+def rejects_engine(rows: Rows) -> bool:
+    """True where tokens are of the trainer's distribution rather than of the recorded one: the product of p / q over
+    them is above exp(``NATS``), which has a chance of exp(-``NATS``) under the recorded one, whatever the two are.
+    """
+    return -float(rows.sums["diff"].sum()) > NATS
+
+
 def as_trainer(rows: Rows) -> bool:
-    """True where tokens are of the trainer's distribution though the engine recorded another: -log p is the entropy on
-    average, to within a quarter of the gap. At another temperature it is off by sqrt(V) or more of these.
+    """True where tokens are of the trainer's distribution though the engine recorded another: of the two they are of
+    the trainer's, and -log p is the entropy on average, to within a quarter of the gap or three standard deviations of
+    what is sampled from it. At another temperature it is off by sqrt(V) or more of gaps.
     """
     excess = ratio_of_sums(rows.sums["excess"], rows.sums["judged"])
     gap = ratio_of_sums(rows.sums["abs"], rows.sums["tokens"])
-    return abs(excess) < gap / 4
+    spread = math.sqrt(float(rows.sums["varentropy"].sum())) / max(float(rows.sums["judged"].sum()), 1.0)
+    return rejects_engine(rows) and abs(excess) < max(gap / 4, 3 * spread)
 
 
 def side_of(rows: Rows) -> list[str]:

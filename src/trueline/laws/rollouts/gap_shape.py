@@ -68,7 +68,8 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
       (``after-a-step``, where versions are unknown); ``later``: neither has it; ``same-weights``: it comes and no other
       weights did; ``grows-on``: it is larger in the end;
     - ``seen-prompts``: sequences have it whose prompt older weights had answered, others have not; ``any-prompt``:
-      sequences have it whose prompt the engine had not seen; ``no-new-prompt``: too few prompts are known to be new;
+      sequences have it whose prompt the engine had not seen; ``no-new-prompt``: too few prompts are known to be new,
+      ``known-and-fades`` where it fades as well, as of what is kept of a prompt that all begin with;
     - ``by-prompt``: sequences of one prompt have it, all of them, and those of another have not; ``by-row``: some
       sequences of one prompt have it;
     - ``first-equal``: the first token, which follows from the prompt alone, has none in nearly all that have it;
@@ -77,7 +78,8 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
       ``some-tokens``: most are; ``tokens-unclear``: neither, or the dtype hides it;
     - ``no-experts``: no parameter of the syncs is an expert's or a router's;
     - ``prompts-equal``, ``prompts-unknown``: whether the trainer recorded the same ones; ``weights-equal``: all weights
-      were equal after syncs; ``adapter-unseen``: the trainer has an adapter that the engine shows nowhere;
+      were equal after syncs; ``adapter-merged``: some with an adapter, at the scale that fits; ``adapter-unseen``: the
+      trainer has an adapter that the engine shows nowhere;
     - ``engine-above``, ``engine-below``: nearly all log-probabilities of the engine are higher, or lower.
     """
     kinds = [*_timing(rows, ceiling), *side_of(rows)]
@@ -86,6 +88,7 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
     kinds.append("prompts-equal" if are_ids_equal(run, "prompt") else "prompts-unknown")
     has_gap = rows.subset(rows.gap > ceiling)
     kinds += [_fading(has_gap), _tokens(has_gap, ceiling), *_by_prompt(run, rows, ceiling)]
+    kinds += ["known-and-fades"] if {"no-new-prompt", "fades"} <= set(kinds) else []
     kinds += ["first-equal"] if is_first_equal(rows, ceiling) else []
     return [*kinds, *_weights(run)]
 
@@ -272,4 +275,5 @@ def _weights(run: Run) -> list[str]:
 def _compared(run: Run, rows: list[sync_rows.Row], unseen: list[sync_rows.Row]) -> list[str]:
     if any(weights_not_synced.LORA in row["name"] for row in unseen) or any(row["adapter_scale"] == 0 for row in rows):
         return ["adapter-unseen"]
-    return ["weights-equal"] if rows and not unseen and not weights_not_synced.check(run) else []
+    merged = ["adapter-merged"] if any(row["adapter_scale"] for row in rows) else []
+    return ["weights-equal", *merged] if rows and not unseen and not weights_not_synced.check(run) else []

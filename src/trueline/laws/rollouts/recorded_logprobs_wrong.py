@@ -25,7 +25,11 @@ bets win or they do not, under a budget of `false_alarms` (default 0.1) in 10,00
 rollouts together. The rounding of what was recorded is charged. Of a log that has means alone (verl's `kl` and `k3_kl`)
 the mean of p / q is 1 + k3 - k1. Where the surprise is the entropy on average, to within a quarter of the gap, the
 tokens are of the trainer's distribution, and what was recorded is not: the trainer divides by the temperature, and the
-engine records what is before it (TRL issue 4159).
+engine records what is before it (TRL issue 4159). So it is where all log-odds differ by one factor, and the product of
+p / q over all tokens is above e^7, which has a chance of 1 in 1,000 for tokens of the recorded distribution.
+
+Where nearly every token is less likely to the engine, the trainer normalises over less: over a cut, where the tokens
+have an edge or one was declared, or without rows that pad the engine's vocabulary.
 
 A cut that was made and not recorded shows as an edge: from some place on no token comes, and just before it they are as
 dense as elsewhere, while a temperature thins them out on the way. Looked at are the probability above a token
@@ -85,11 +89,13 @@ from trueline.laws.rollouts.evidence import (
     finding,
     is_greedy,
     ratio_of_sums,
+    rejects_engine,
     side_of,
     span,
 )
 from trueline.laws.rollouts.gaps import CEILING_OTHERWISE, ceiling_of
 from trueline.laws.rollouts.rows import Means, Rows, means_of, rows_of
+from trueline.laws.rollouts.temperatures import LEAST, slope_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted
@@ -130,7 +136,7 @@ def check(run: Run) -> list[Finding]:
             raise
         return _of_means(run, means)
     padded = _padded(rows)
-    laws = [] if is_greedy(rows) else [*_above(run, rows), *([] if padded else _unlike(run, rows))]
+    laws = [] if is_greedy(rows) else [*_above(run, rows), *([] if padded else _unlike(run, rows) or _before(rows))]
     return [*_impossible(rows), *padded, *laws]
 
 
@@ -193,7 +199,7 @@ def _above(run: Run, rows: Rows) -> list[Finding]:
         return []
     blamed = crossing.select(rows)
     mean = ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"])
-    kinds = (*declared_kinds(blamed), *side_of(blamed), *_trainer_cut(blamed))
+    kinds = (*declared_kinds(blamed), *side_of(blamed), *_trainer_cut(run, crossing, blamed))
     return [_mean_above(mean, crossing, *kinds)] if mean > 1 else []
 
 
@@ -229,7 +235,7 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
         *declared_kinds(blamed),
         *(["cut"] if cut else []),
         *(["cut-unseen"] if law == "sharper" and not cut and not float(blamed.sums["mass"].sum()) else []),
-        *_trainer_cut(blamed),
+        *_trainer_cut(run, crossing, blamed),
         *(["repeats-avoided"] if _avoids_repeats(blamed) else []),
         *(_spread(blamed) if law == "flatter" else []),
         *(["same"] if _is_same_part(blamed) else ["apart"]),
@@ -270,16 +276,49 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
     ]
 
 
+def _before(rows: Rows) -> list[Finding]:
+    """All log-odds differ by one factor, and the tokens are of the trainer's distribution: what was recorded is before
+    the temperature.
+    """
+    fresh = rows.subset(~(rows.lag > 0))
+    slope, how = slope_of(fresh)
+    if slope is None or abs(slope - 1) < LEAST or not rejects_engine(fresh):
+        return []
+    first, last = int(fresh.step.min()), int(fresh.step.max())
+    return [
+        finding(
+            CODE,
+            f"{how} {slope:.3g} times those of the trainer at steps {first}-{last}, and the tokens are of the "
+            "trainer's distribution rather than of the recorded one: what was recorded is before a temperature.",
+            None,
+            steps=(first, last),
+            measured=slope,
+            expected=1.0,
+            unit="slope of log-odds",
+            evidence={
+                "kind": ["flatter" if slope > 1 else "sharper", *declared_kinds(fresh), "spread-unknown", "as-trainer"],
+                "temperature": slope,
+            },
+            next=_NEXT,
+        )
+    ]
+
+
 def _is_same_part(rows: Rows) -> bool:
     """True if the two sides agree but for rounding, so that what was recorded is without the sampler's settings."""
     return ratio_of_sums(rows.sums["beyond"], rows.sums["room"]) < max(ceiling_of(rows), CEILING_OTHERWISE)
 
 
-def _trainer_cut(rows: Rows) -> list[str]:
-    """``trainer-cut`` where the trainer is certain of tokens, or excludes some, that the engine is not: it computes
-    within a cut of its own.
+def _trainer_cut(run: Run, crossing: Crossing, rows: Rows) -> list[str]:
+    """``trainer-cut`` where the trainer computes within a cut of its own: it is certain of tokens, or excludes some,
+    that the engine is not; or nearly every token is less likely to the engine, and a cut was declared, or tokens end
+    abruptly. Rows that pad the engine's vocabulary leave no edge.
     """
-    return ["trainer-cut"] if float(rows.sums["trainer_cut"].sum()) >= _FEWEST_CUT else []
+    is_certain = float(rows.sums["trainer_cut"].sum()) >= _FEWEST_CUT
+    if is_certain or side_of(rows) != ["engine-below"]:
+        return ["trainer-cut"] if is_certain else []
+    is_cut = "declared-cut" in declared_kinds(rows) or read_cut(run, crossing.first, crossing.last) is not None
+    return ["trainer-cut"] if is_cut else []
 
 
 def _avoids_repeats(rows: Rows) -> bool:

@@ -29,7 +29,7 @@ A temperature: with T, all log-odds of two tokens are those of the trainer divid
 log-odds of both sides are recorded (the engine's two likeliest tokens: `logprobs=2`), the slope of one on the other is
 1 / T and less than 1 % of their variance remains. Else the difference d is regressed on what a temperature makes of it,
 (H - S) and V, and at least 90 % of its variance has to be explained; that holds for temperatures from 0.4 to 2.5. The
-slope must be off 1 by 2 % or more.
+slope must be off 1 by 2 % or more, and the tokens not be of the trainer's distribution rather than of the recorded one.
 
 Without the engine's log-probabilities, tokens that the trainer's own weights sampled (`versions` equal) are judged by
 law 2 with the trainer's distribution in place of the recorded one: -log p is its entropy on average. Entropies are
@@ -72,19 +72,20 @@ from trueline.laws.rollouts import e_values
 from trueline.laws.rollouts.evidence import (
     Crossing,
     Law,
-    as_trainer,
     declared_kinds,
     find_broken_law,
     find_crossing,
     finding,
     is_greedy,
     ratio_of_sums,
+    rejects_engine,
     share_of_unique_runs,
     side_of,
 )
 from trueline.laws.rollouts.gap_shape import gap_of
-from trueline.laws.rollouts.gaps import CEILING_OTHERWISE, ceiling_of
+from trueline.laws.rollouts.gaps import ceiling_of
 from trueline.laws.rollouts.rows import Means, Rows, by_step, means_of, own_rows_of, rows_of
+from trueline.laws.rollouts.temperatures import LEAST, slope_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -94,16 +95,8 @@ QUESTION = "rollouts"
 NEEDS: tuple[str, ...] = ()
 ACROSS_RANKS = False
 
-LEAST = 0.02
-"""Least deviation of the slope from 1."""
-FARTHEST = 2.5
-"""Most that 1 / T, or T, may be where it is read from entropies: the regression is a series in 1 / T - 1."""
 _FEWEST = 200
 """Tokens for a slope."""
-_MOST_REST, _ROUNDINGS = 0.01, 4.0
-"""Share of the log-odds that a slope may leave, and times the error of a logit: a norm with another epsilon scales
-logits, too, and leaves more.
-"""
 _CLIP_OF_MEANS = 1.25
 """Means over many tokens are clipped here, so that bets on a mean below 1 may be larger."""
 _STOOD = ("again", "fresh")
@@ -374,10 +367,8 @@ def _cut_of_means(run: Run, means: Means) -> list[Finding]:
 
 
 def _temperature(rows: Rows) -> list[Finding]:
-    slope, how = _slope_of_odds(rows)
-    if slope is None:
-        slope, how = _slope_of_surprise(rows)
-    if slope is None or abs(slope - 1) < LEAST or as_trainer(rows):  # else it is what was recorded that is wrong
+    slope, how = slope_of(rows)
+    if slope is None or abs(slope - 1) < LEAST or rejects_engine(rows):  # then it is what was recorded that is wrong
         return []
     first, last = int(rows.step.min()), int(rows.step.max())
     return [
@@ -399,40 +390,3 @@ def _temperature(rows: Rows) -> list[Finding]:
             ),
         )
     ]
-
-
-def _slope_of_odds(rows: Rows) -> tuple[float | None, str]:
-    """The slope of the engine's log-odds on the trainer's, where it explains all but 1 % of them, and but for what
-    rounding leaves of a difference of two logits.
-    """
-    number = float(rows.sums["odds"].sum())
-    rt, tt, rr = (float(rows.sums[name].sum()) for name in ("odds_rt", "odds_tt", "odds_rr"))
-    if number < _FEWEST or tt <= 0 or rr <= 0:
-        return None, ""
-    slope = rt / tt
-    rest = max(rr - slope * rt, 0.0) / rr
-    fits = rest < _MOST_REST and math.sqrt(rest * rr / number) < _ROUNDINGS * ceiling_of(rows)
-    return (slope if fits and slope > 0 else 1.0), "The log-odds of the engine are"
-
-
-def _slope_of_surprise(rows: Rows) -> tuple[float | None, str]:
-    """1 / T by the regression of d on H - S and on V, where that explains 90 % of it: log q - log p of a tempered p is
-    b (H - S) - b² V / 2 + ... with b = 1 / T - 1 (cumulants of S).
-    """
-    sums = {
-        name: float(rows.sums[name].sum())
-        for name in ("excess_sq", "excess_var", "var_sq", "d_excess", "d_var", "d_sq")
-    }
-    gap = ratio_of_sums(rows.sums["beyond"], rows.sums["room"])
-    if float(rows.sums["judged"].sum()) < _FEWEST or gap < CEILING_OTHERWISE:
-        return None, ""
-    moments = np.array([[sums["excess_sq"], -sums["excess_var"]], [-sums["excess_var"], sums["var_sq"]]])
-    cross = np.array([-sums["d_excess"], sums["d_var"]])
-    try:
-        weights = np.linalg.solve(moments, cross)
-    except np.linalg.LinAlgError:
-        return None, ""
-    explained = float(weights @ cross) / sums["d_sq"] if sums["d_sq"] > 0 else 0.0
-    slope = 1 + float(weights[0])
-    near = 1 / FARTHEST < slope < FARTHEST
-    return (slope if near and explained > 0.9 else None), "By the entropy, the log-odds of the engine are"
