@@ -80,6 +80,7 @@ def check(run: Run) -> list[Finding]:
     ceiling = ceiling_of(rows)
     behind_R = gap_shape.first_is_equal(rows, ceiling) & (rows.gap > ceiling)
     grows_R, is_long_R = _grows(rows, ceiling), rows.profile_room[:, 3] > 0
+    # too short to grow, or begun with decoding: either bet may win alone
     logs_RB = [np.where(is_long_R[:, None], _bets(grows_R, CHANCE), 0.0)]
     if gap_shape.is_first_equal(rows, ceiling):
         logs_RB.append(_bets(behind_R, CHANCE_BEYOND))

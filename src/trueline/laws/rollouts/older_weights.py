@@ -50,12 +50,12 @@ _COLUMNS = ("step", "rank", "row", "prompt_ids", "response_ids", "mask", "logp_r
 
 @dataclass(frozen=True)
 class Older:
-    """``lag`` steps back, or the weights of step ``of`` again, to which it came ``back`` from newer ones; by so many
+    """``lag`` steps back, or the weights of ``step`` again, to which it came ``back`` from newer ones; by so many
     ``tokens`` of steps ``first`` to ``last``.
     """
 
     lag: int | None
-    of: int | None
+    step: int | None
     tokens: int
     first: int
     last: int
@@ -99,6 +99,7 @@ def older_weights(run: Run, rows: Rows, ceiling: float) -> Older | None:
     for now, then, gap, distance in _compared(engine, trainer):
         lags[now - then].add(now, gap, distance)
         fixed[then].add(now, gap, distance)
+    # an engine that kept its weights since then did not go back to them: it was left out
     began = int(rows.step[apart_R].min())
     candidates = [(fits, lag, None) for lag, fits in lags.items() if fits.holds and lag > allowed]
     candidates += [
@@ -108,18 +109,19 @@ def older_weights(run: Run, rows: Rows, ceiling: float) -> Older | None:
     ]
     if not candidates:
         return None
-    fits, lag, of = max(candidates, key=lambda candidate: candidate[0].nats)
-    return Older(lag, of, fits.tokens, min(fits.steps), max(fits.steps))
+    fits, lag, step = max(candidates, key=lambda candidate: candidate[0].nats)
+    return Older(lag, step, fits.tokens, min(fits.steps), max(fits.steps))
 
 
 def _compared(engine: Values, trainer: Values) -> Iterator[tuple[int, int, float, float]]:
     """Step and earlier step, the gap of a token, and how far the engine is from the trainer of the earlier step."""
     for tokens, of_steps in engine.items():
-        known = trainer[tokens]
+        train_at = trainer[tokens]
         for now, value in of_steps.items():
-            gap = abs(value - known[now])
+            gap = abs(value - train_at[now])
+            # of a token that is as likely at both steps nothing follows
             if gap > LEAST:
-                yield from ((now, then, gap, abs(value - known[then])) for then in known if then < now)
+                yield from ((now, then, gap, abs(value - train_at[then])) for then in train_at if then < now)
 
 
 def _values(run: Run, rows: Rows, apart_R: NDArray[np.bool_]) -> tuple[Values, Values]:
@@ -135,6 +137,7 @@ def _values(run: Run, rows: Rows, apart_R: NDArray[np.bool_]) -> tuple[Values, V
                 continue
             number += 1
             for tokens, rollout, train in _first_tokens(row):
+                # all of a step are of the same weights, so that one is enough
                 trainer[tokens].setdefault(row["step"], train)
                 if is_apart:
                     engine[tokens].setdefault(row["step"], rollout)
@@ -151,6 +154,7 @@ def _first_tokens(row: Mapping[str, Any]) -> Iterator[tuple[int, float, float]]:
         return
     sides = (ids, [1] * len(ids) if mask is None else mask, *(logp or [] for logp in logps))
     for token, sampled, rollout, train in zip(*(side[:FIRST] for side in sides), strict=False):
+        # a masked token is part of what the next one depends on
         so_far = hash((so_far, token))
         if sampled and rollout is not None and train is not None and math.isfinite(rollout - train):
             yield so_far, rollout, train
@@ -158,12 +162,13 @@ def _first_tokens(row: Mapping[str, Any]) -> Iterator[tuple[int, float, float]]:
 
 def _moved_between(run: Run, trainer: Values, then: int, began: int, steps: set[int]) -> bool:
     """True if the trainer's weights moved from step ``then`` to one before ``began``, at which the engine had them."""
-    between = [step for step in steps if then < step < began]
-    for known in trainer.values():
-        if then in known and any(step in known and abs(known[step] - known[then]) > LEAST for step in between):
+    newer = [step for step in steps if then < step < began]
+    for train_at in trainer.values():
+        if then in train_at and any(abs(train_at.get(step, train_at[then]) - train_at[then]) > LEAST for step in newer):
             return True
+    # where no prompt came again at these steps, digests may tell
     digests: dict[int, set[Any]] = defaultdict(set)
     for row in sync_rows.rows_of(run):
         digests[row["step"]].add((row["name"], row["digest_train"]))
     syncs = [digests[step] for step in sorted(digests) if then <= step < began]
-    return bool(between) and any(before != after for before, after in pairwise(syncs))
+    return bool(newer) and any(before != after for before, after in pairwise(syncs))

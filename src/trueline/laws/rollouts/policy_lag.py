@@ -111,7 +111,7 @@ def check(run: Run) -> list[Finding]:
 
 def _older(older: Older) -> Finding:
     is_lag = older.lag is not None
-    whose = f"{counted(older.lag, 'step')} earlier" if older.lag is not None else f"at step {older.of}"
+    whose = f"{counted(older.lag, 'step')} earlier" if older.lag is not None else f"at step {older.step}"
     newer = "" if is_lag else ", though newer weights had been there in between"
     return finding(
         CODE,
@@ -122,7 +122,7 @@ def _older(older: Older) -> Finding:
         measured=float(older.lag or 0),
         expected=0.0,
         unit="steps",
-        evidence={"kind": ["lag", "gap-by-lag", "by-tokens"] if is_lag else "went-back", "weights_of": older.of},
+        evidence={"kind": ["lag", "gap-by-lag", "by-tokens"] if is_lag else "went-back", "weights_of": older.step},
         next=(
             "Hand the weights over before sampling, and count the version where they arrive in the engine.",
             "Look which engines answered these requests, whether one of them was started anew, and whether weights are "

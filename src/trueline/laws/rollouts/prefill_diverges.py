@@ -77,7 +77,7 @@ def check(run: Run) -> list[Finding]:
     differs = rows.gap > ceiling
     if 2 * int((differs & crossing.in_steps(rows)).sum()) < int(differs.sum()):  # most of the gap is without it
         return []
-    if is_first_equal(rows, ceiling):
+    if is_first_equal(rows, ceiling):  # it begins with decoding
         return []
     blamed = crossing.select(rows)
     first = ratio_of_sums(blamed.profile[:, :2], blamed.profile_room[:, :2])

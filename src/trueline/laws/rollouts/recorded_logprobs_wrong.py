@@ -317,6 +317,7 @@ def _trainer_cut(run: Run, crossing: Crossing, rows: Rows) -> list[str]:
     is_certain = float(rows.sums["trainer_cut"].sum()) >= _FEWEST_CUT
     if is_certain or side_of(rows) != ["engine-below"]:
         return ["trainer-cut"] if is_certain else []
+    # rows that pad the engine are sampled by nobody: its tokens thin out as they do elsewhere
     is_cut = "declared-cut" in declared_kinds(rows) or read_cut(run, crossing.first, crossing.last) is not None
     return ["trainer-cut"] if is_cut else []
 
