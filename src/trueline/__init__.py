@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trueline.schema.finding import Severity
     from trueline.schema.live import Callback, VerdictCallback
     from trueline.schema.plan import OnFinding, Plan
+    from trueline.schema.roles import Guard
     from trueline.sinks.listening import Listening
     from trueline.store.clean import Clean
     from trueline.store.collect import Collected
@@ -96,7 +97,8 @@ def watch(
     With ``sinks`` or ``on_finding`` (both may stand in the plan) the Run is judged while it is written, by a process
     beside the first rank. A sink is ``"NAME:TARGET"``, or a function that is called with each ``Finding`` and each
     ``Numbers`` of ``trueline.schema.live``, in a thread of its own. ``on_finding`` is what the first error or warning
-    does: ``"log"``; ``"raise"``, by which every rank raises ``TrainingStopped`` at the same step; or ``"record"``.
+    does: ``"log"``; ``"raise"``, by which every rank raises ``TrainingStopped`` at the same step; ``"record"``; or
+    ``"skip"``, by which all ranks leave out updates whose gradient is not finite or jumps (``most_skips`` in the plan).
 
     Training is bitwise the same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch)
     or ``InputError`` (``out`` exists or cannot be written; with ``resume``, is of another job), on all ranks alike.
@@ -124,6 +126,7 @@ def watch(
         step=step,
         name=name,
         averages=averages,
+        make_guard=_guard,
     )
     if second_name is None:
         _report_live(handle, callbacks)
@@ -140,6 +143,11 @@ def _with_sinks(
     require_sinks(names)
     changes = {"sinks": tuple(names), "on_finding": on_finding or plan.on_finding}
     return type(plan).load(plan.model_dump() | changes), [sink for sink in sinks if not isinstance(sink, str)]
+
+
+def _guard(plan: Plan) -> Guard:
+    """What says before an update that it is to be left out, where the Plan asks for that."""
+    return importlib.import_module("trueline.laws.jumps.norm_guard").NormGuard(plan.false_alarms)
 
 
 def _report_live(watch: Watch, callbacks: Sequence[Callback]) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch.distributed as dist
@@ -27,12 +27,13 @@ from trueline.capture.record.make_session import require_fitting
 from trueline.capture.step import shared_columns
 from trueline.capture.step.exchange import COMING_S, Team, TrainedAlone, make_team
 from trueline.capture.step.recorder import Recorder
+from trueline.capture.step.skipping import Skipping
 from trueline.capture.step.working_parts import Watching, WorkingParts
 from trueline.schema.errors import InputError, TruelineError
 from trueline.schema.files.run_manifest import BITS, Attempt, Manifest
 from trueline.schema.files.start import Job, Start
-from trueline.schema.plan import Plan
-from trueline.schema.roles import Sink
+from trueline.schema.plan import SKIP, Plan
+from trueline.schema.roles import Guard, Sink
 from trueline.schema.text.words import ranks_text
 
 REDUCING = ("ddp", "deepspeed", "fsdp1", "fsdp2")
@@ -59,9 +60,11 @@ def begin(
     step: int | None,
     updates: int | None,
     name: str,
+    make_guard: Callable[[Plan], Guard],
     averages: Sequence[Average] = (),
-) -> tuple[Recorder, StandardProbes]:
-    """The Recorder of ``model`` on this rank, and its probes; all ranks begin alike. ``updates`` is how many its
+) -> tuple[Recorder, StandardProbes, Skipping | None]:
+    """The Recorder of ``model`` on this rank, its probes, and what leaves out updates where the Plan asks for that;
+    all ranks begin alike. ``updates`` is how many its
     optimizers count. Raises, on all of them, what ``trueline.watch`` does.
     """
     watched_parameters(model, patterns=plan.param_names)
@@ -90,7 +93,7 @@ def begin(
         adapter.notes.append(f"rank {team.rank} was given another Plan than rank {team.ranks[0]}: that is followed.")
     plan = followed
     # After the Plan is shared: all ranks must ask for the second connection, or none.
-    team.connect(side=plan.exact and adapter.mesh.compares)
+    team.connect(side=plan.exact and adapter.mesh.compares, votes=plan.on_finding == SKIP)
     team.room = shared_columns.room(plan.max_groups) if adapter.mesh.compares else 0
     if team.index == 0:
         manifest = _manifest(adapter, team, job=job, start=start, version=version, model=name)
@@ -105,7 +108,13 @@ def begin(
         for leave in (parts.close, adapter.detach, probes.detach, safe_sink.close, team.give_back):
             leave()
         raise
-    return recorder, probes
+    return recorder, probes, _skipping(watching, make_guard)
+
+
+def _skipping(watching: Watching, make_guard: Callable[[Plan], Guard]) -> Skipping | None:
+    """What leaves out updates, where the Plan asks for it."""
+    plan = watching.plan
+    return Skipping(watching, make_guard(plan)) if plan.on_finding == SKIP else None
 
 
 def _among_holders(adapter: Adapter, model: nn.Module) -> Adapter:

@@ -31,7 +31,7 @@ from trueline.capture.step.updates import Updates, closure_of
 from trueline.schema.columns.evaluations import UntrainedPass
 from trueline.schema.errors import CaptureError, TrainingStopped
 from trueline.schema.plan import Plan
-from trueline.schema.roles import Sink
+from trueline.schema.roles import Guard, Sink
 from trueline.schema.safe_logger import SafeLogger
 
 _COMPILED = (
@@ -64,13 +64,14 @@ class Watch:
         version: str = "",
         step: int | None = None,
         name: str = "",
+        make_guard: Callable[[Plan], Guard],
         averages: Any = (),
     ) -> None:
         self.run_path = run_path
         self.name = name or name_of(model)
         self.param_ids = {id(param) for param in model.parameters()}
         optimizers = _as_refs(optimizer)
-        self._recorder, self._probes = begin(
+        self._recorder, self._probes, self._skipping = begin(
             model,
             make_sink=make_sink,
             plan=plan,
@@ -80,6 +81,7 @@ class Watch:
             updates=updates_made(ref() for ref in optimizers),
             name=self.name,
             averages=declared_averages(averages),
+            make_guard=make_guard,
         )
         self.epoch = self._probes.epoch
         self._notes = self._recorder.notes
@@ -233,6 +235,8 @@ class Watch:
 
     def _unhook(self) -> None:
         self._closed = True
+        if self._skipping is not None:
+            self._skipping.detach()
         _living.drop(self)
         if not _living:
             call_sites.ignore(*KINDS)  # the functions of torch come back with the last model
@@ -302,6 +306,8 @@ class Watch:
     ) -> None:
         self._end_unseen()
         self._stop_if_asked()
+        if self._skipping is not None:
+            self._skipping.at_forward()
         if module.training:
             self.updates.saw_forward()
         if part is not None and self.forward_module is not None:
@@ -331,13 +337,26 @@ class Watch:
     def _before_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments for torch to go on with, None for these."""
         closure = closure_of(args, kwargs)
-        if self.updates.begin(optimizer, has_closure=closure is not None):
+        ends_step = self.updates.begin(optimizer, has_closure=closure is not None)
+        if self._skipping is not None and self._leaves_out(optimizer, ends_step, has_closure=closure is not None):
+            return None
+        if ends_step:
             # none of whose passes was seen
             if self._recorder.has_no_pass and closure is None and self._called_parts is None:
                 self.follow_parts()
             self._recorder.before_update(optimizer, gradients_ready=closure is None)
             return self._recorder.contributions.counting(args, kwargs)
         return None
+
+    def _leaves_out(self, optimizer: torch.optim.Optimizer, ends_step: bool, *, has_closure: bool) -> bool:
+        """True if the update that begins is not made, and so ends no step."""
+        assert self._skipping is not None
+        if ends_step:
+            with self._recorder.parts.timed():
+                return self._skipping.at_update(optimizer, step=self._recorder.now, has_closure=has_closure)
+        if self.updates.counts(optimizer):
+            self._skipping.at_further_update(optimizer)
+        return False
 
     def _end_unseen(self) -> None:
         """End the step whose update was in what torch.compile made, where no hook is called."""
@@ -346,11 +365,16 @@ class Watch:
             return
         if _COMPILED not in self._notes:
             self._notes.append(_COMPILED)
+        if self._skipping is not None:
+            self._skipping.refuse_compiled()
         self._recorder.before_update(optimizer, gradients_ready=False)
         self._recorder.after_update(has_gradients=False)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.updates.end(optimizer):
+        ended = self.updates.end(optimizer)
+        if self._skipping is not None and self._skipping.updated(optimizer, ended=ended):
+            return
+        if ended:
             if self._called_parts is not None:
                 self._called_parts.updated()
             self._recorder.after_update()

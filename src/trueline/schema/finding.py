@@ -17,6 +17,7 @@ WATCH_DEGRADED = "watch-degraded"
 PLAN_REFUSED = "plan-refused"
 RECORDING_STARTED = "recording-started"
 NO_UPDATE = "no-update"
+UPDATE_SKIPPED = "update-skipped"
 JOB_DIED = "job-died"
 """The code of a training that an exception ended, or that some of its ranks left without a word."""
 UNUSUAL = "unusual"
@@ -24,10 +25,15 @@ UNUSUAL = "unusual"
 LIVE_CODES = {
     WATCH_DEGRADED: "A part of watching failed on a rank and was taken off; training goes on without it.\n\n"
     "Written while the job runs. What was not watched from there on is not judged: report the error that it names.",
-    PLAN_REFUSED: "A change of the Plan was not taken up, for the reason that it names.\n\n"
-    "Written while the job runs; the Plan in force stays.",
+    PLAN_REFUSED: 'A change of the Plan, or its `on_finding = "skip"`, was not taken up, for the reason that it '
+    "names.\n\n"
+    "Written while the job runs; the Plan in force stays, and updates are made as they come.",
     RECORDING_STARTED: "What the Plan's `when` waited for was detected, and recording began.\n\n"
     "Written while the job runs.",
+    UPDATE_SKIPPED: 'An update was left out on all ranks, as the Plan\'s `on_finding = "skip"` asks: its gradient was '
+    "not finite on a rank, or its norm jumped as `grad-spike` says.\n\n"
+    "Written while the job runs, for each such update. The step has no number of its own in the Run, as one that a "
+    "gradient scaler leaves out. A quarter of the Plan's `false_alarms` is spent on norms of a healthy training.",
     NO_UPDATE: "Backward passes were made, and no update: `optimizer.step()` was not called, so nothing is trained.\n\n"
     "Written as the job ends, unless an exception ended it or a GradScaler left out its updates. Some elements of some "
     "parameters are looked at as watching begins and as it ends: where they have changed, something else updates, and "

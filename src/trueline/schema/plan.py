@@ -26,10 +26,14 @@ COMMAND = "command:"
 """What a plan says before a command that a finding starts."""
 
 
+SKIP = "skip"
+"""What a plan says where updates may be left out."""
+
+
 def _action(value: str) -> str:
     is_command = value.startswith(COMMAND) and value.removeprefix(COMMAND).strip() != ""
-    if value not in ("log", "raise", "record") and not is_command:
-        raise ValueError(f"expected log, raise, record or {COMMAND}TEXT, a command for a shell")
+    if value not in ("log", "raise", "record", SKIP) and not is_command:
+        raise ValueError(f"expected log, raise, record, {SKIP} or {COMMAND}TEXT, a command for a shell")
     return value
 
 
@@ -184,11 +188,18 @@ class Plan(BaseModel):
         default=(),
         description="where findings and dispersion go while the job runs, each as NAME:TARGET; not written to the Run",
     )
+    most_skips: int | None = Field(
+        default=None,
+        ge=1,
+        description='updates that `on_finding = "skip"` leaves out at most in one start of a job; all others are made',
+    )
     on_finding: OnFinding | None = Field(
         default=None,
         description="what the first error or warning does while the job runs: log: a line in the log; raise: and every "
         "rank stops at the same step; record: and the next `when_steps` steps are recorded with preset `mix`; "
-        "command:TEXT: and a shell starts TEXT, with the finding as a line of JSON on its standard input",
+        "command:TEXT: and a shell starts TEXT, with the finding as a line of JSON on its standard input; skip: and "
+        "each update whose gradient is not finite on a rank, or whose norm jumps, is left out on all ranks, at most "
+        "`most_skips` of them",
     )
     fail_on_error: bool = Field(
         default=False,
@@ -282,6 +293,18 @@ class Plan(BaseModel):
                 "bits or monitor"
             )
         return when
+
+    @field_validator("on_finding")
+    @classmethod
+    def _is_bounded(cls, on_finding: str | None, info: ValidationInfo) -> str | None:
+        """Refuse to leave out any number of updates, and to compare those of ranks that update by themselves."""
+        if on_finding != SKIP:
+            return on_finding
+        if info.data.get("most_skips") is None:
+            raise ValueError("set most_skips too, how many updates may be left out at most")
+        if info.data.get("local_updates"):
+            raise ValueError("with local_updates each rank updates by itself, and none can be left out on all")
+        return on_finding
 
     @field_validator("ring")
     @classmethod

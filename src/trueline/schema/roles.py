@@ -31,3 +31,15 @@ class Sink(Protocol):
     def close(self) -> None:
         """Make everything taken so far durable. Called once, also after an exception."""
         ...
+
+
+class Guard(Protocol):
+    """Says of an update that is about to be made whether it is to be left out. It is asked on all ranks with the same
+    numbers, and must answer alike.
+    """
+
+    def why_not(self, norm: float, *, rate: float, passes: int) -> str:
+        """Why an update with a gradient of this ``norm``, finite, is not to be made, '' where nothing speaks against
+        it; ``rate`` is the largest learning rate, ``passes`` the number of training forward passes behind it.
+        """
+        ...

@@ -72,9 +72,9 @@ def test_each_look_leaves_in_the_run_up_to_which_step_it_is_clean(tmp_path: Path
     assert read_clean(str(tmp_path)) == Clean(str(tmp_path), 7, 7, 0.1)
 
 
-@pytest.mark.parametrize("action", ["skip", "command:", "command: "])
+@pytest.mark.parametrize("action", ["stop", "command:", "command: "])
 def test_an_action_that_is_none_is_refused_in_a_sentence(action: str) -> None:
-    with pytest.raises(PlanError, match="expected log, raise, record or command:text"):
+    with pytest.raises(PlanError, match="expected log, raise, record, skip or command:text"):
         Plan.load({"on_finding": action})
 
 

@@ -58,8 +58,9 @@ class TrainedAlone(CaptureError):
 @dataclass
 class Team:
     """The N ranks that are watched together. ``group`` is Trueline's own connection between them, None for one rank and
-    once it was given back; ``side`` is a second one, for what is not part of a sum. ``under_way`` are sums that were
-    not done when last looked at; ``room`` is how many numbers a sum adds up besides the scalars, the same on all ranks.
+    once it was given back; ``side`` is a second one, for what is not part of a sum, and ``votes`` a third, for what
+    ranks agree on before an update. ``under_way`` are sums that were not done when last looked at; ``room`` is how many
+    numbers a sum adds up besides the scalars, the same on all ranks.
 
     Neither group is in torch's list: the names that torch gives to the user's groups depend on how many are in it, and
     where one was destroyed, a later one of the same ranks may get its name and connect to its old addresses.
@@ -74,6 +75,7 @@ class Team:
     group: dist.ProcessGroupGloo | None
     store: dist.Store | None = None
     side: dist.ProcessGroupGloo | None = None
+    votes: dist.ProcessGroupGloo | None = None
     room: int = 0
     unlike: UnlikeParams | None = NOTHING_UNLIKE
     missing: tuple[int, ...] = ()
@@ -94,7 +96,7 @@ class Team:
         """Release the group with its threads and sockets. Never waits for another rank: results that have arrived in
         full do not need the others any more.
         """
-        group, self.group, self.side = self.group, None, None
+        group, self.group, self.side, self.votes = self.group, None, None, None
         unfinished = [work for work in self.under_way if not work.is_completed()]
         self.under_way = []
         if unfinished:  # gloo's destructor would wait for ranks that may have stopped, also at exit
@@ -104,14 +106,15 @@ class Team:
         """Release the group in a process that was forked, where gloo's destructor would wait for threads that do not
         exist.
         """
-        _keep(self.group, self.side, *self.under_way)
-        self.group, self.side, self.under_way = None, None, []
+        _keep(self.group, self.side, self.votes, *self.under_way)
+        self.group, self.side, self.votes, self.under_way = None, None, None, []
 
-    def connect(self, *, side: bool) -> None:
-        """Connect ``group``, and ``side`` where it is asked for; all ranks of the team must call it."""
+    def connect(self, *, side: bool, votes: bool = False) -> None:
+        """Connect ``group``, and ``side`` and ``votes`` where asked for; all ranks of the team must call it."""
         if self.store is not None:
             self.group = _connected(self.store, self.index, self.size)
             self.side = _connected(dist.PrefixStore("side", self.store), self.index, self.size) if side else None
+            self.votes = _connected(dist.PrefixStore("votes", self.store), self.index, self.size) if votes else None
             # A rank that closes at once would break the connections that the others are still making.
             if self.store.add("connected", 1) == self.size:
                 self.store.set("all connected", "")

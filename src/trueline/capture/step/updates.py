@@ -138,7 +138,7 @@ class Updates:
         its own) is read from the call stack, which is right also after an update that raised; that is walked only where
         an update has begun and none has ended since.
         """
-        if not self._counts(optimizer):
+        if not self.counts(optimizer):
             return False
         self._nested = self._under_way and len([*self._on_the_stack()]) > 1
         if self._nested:
@@ -165,7 +165,8 @@ class Updates:
         self._had_forward = self._has_gradient = False
         return True
 
-    def _counts(self, optimizer: Optimizer) -> bool:
+    def counts(self, optimizer: Optimizer) -> bool:
+        """True if updates of ``optimizer`` are those of this model."""
         alive = self._alive()
         if alive:
             return any(owner is optimizer for owner in alive)
@@ -181,6 +182,6 @@ class Updates:
         """Optimizers of this model whose ``step`` is on this thread's stack, the innermost first."""
         frame: Any = sys._getframe(1)
         while frame is not None:
-            if frame.f_code is _STEP and self._counts(optimizer := frame.f_locals["args"][0]):
+            if frame.f_code is _STEP and self.counts(optimizer := frame.f_locals["args"][0]):
                 yield optimizer
             frame = frame.f_back

@@ -52,8 +52,8 @@ def command(
     on_finding: Annotated[
         str | None,
         typer.Option(
-            help="What the first error or warning does: log, raise (all ranks stop), record (the next steps), or "
-            "command:TEXT (a shell starts it).",
+            help="What the first error or warning does: log, raise (all ranks stop), record (the next steps), "
+            "skip (updates that would do harm, with most_skips), or command:TEXT (a shell starts it).",
             metavar="WHAT",
         ),
     ] = None,

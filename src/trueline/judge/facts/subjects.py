@@ -243,6 +243,7 @@ SUBJECTS: tuple[Subject, ...] = (
             ),
         ),
     ),
+    Subject("updates-skipped", "update", "updates that the Plan left out", update.skipped),
     Subject(
         "rate-zero",
         "update",

@@ -17,6 +17,7 @@ from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.judge.series.clip_calls import clip_calls
 from trueline.judge.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
+from trueline.schema.finding import UPDATE_SKIPPED
 from trueline.schema.text.words import counted, named_some, steps_text
 from trueline.store.reader import Run
 
@@ -75,6 +76,16 @@ def learning_rate(run: Run) -> tuple[str, Any]:
         return f"{head} {rates_T[0]:.3g} at all {counted(len(steps), 'step')}", values | {"turns": points[:1]}
     words = " → ".join(texts if len(texts) <= MAX_TURNS else [*texts[: MAX_TURNS - 1], "…", texts[-1]])
     return f"{head} {words}", values
+
+
+def skipped(run: Run) -> tuple[str, Any] | None:
+    """Updates that were left out as the Plan's ``on_finding = "skip"`` asks, of all that were about to be made."""
+    steps = [finding.step_first for finding in run.live_findings if finding.code == UPDATE_SKIPPED]
+    if not steps:
+        return None
+    allowed, num_made = run.manifest.plan.get("most_skips"), len(run.steps)
+    text = f"{counted(len(steps), 'update')} of {num_made + len(steps)} left out, as the Plan asks"
+    return text, {"skipped": len(steps), "made": num_made, "most_skips": allowed, "before_steps": steps}
 
 
 def rate_zero(run: Run) -> tuple[str, Any] | None:

@@ -63,7 +63,7 @@ STEPS_BEFORE = 2 * LEVEL_STEPS + FEWEST
 FEW_ALARMS = 1
 """Jumps among the last ``HISTORY_STEPS`` steps that are left out of the past; with more, all count."""
 
-_ABOVE = 3.0
+ABOVE = 3.0
 """A step less than so many spreads above its level is no jump, whatever the past."""
 
 _BACK = 3.0
@@ -172,7 +172,7 @@ def extend_past(before: SpikePast, log_TP: Floats, *, log_level: float, least: f
     score_T = np.concatenate([before.scores, score_T])
     offset = len(before.scores)
     # Only steps that are far up can be jumps: the tail, which takes longer, is looked up for these alone.
-    for t in np.flatnonzero((score_T[offset:] > _ABOVE) & (rise_T >= least)).tolist():
+    for t in np.flatnonzero((score_T[offset:] > ABOVE) & (rise_T >= least)).tolist():
         if before.num_steps + t >= STEPS_BEFORE:
             history = score_T[max(offset + t - HISTORY_STEPS, 0) : offset + t]
             history = history[np.isfinite(history)]
@@ -296,7 +296,7 @@ def _reported(
     reported: list[int] = []
     spikes: list[Spike] = []
     free = STEPS_BEFORE
-    for t in np.flatnonzero((score_T > _ABOVE) & (rise_T >= least)).tolist():
+    for t in np.flatnonzero((score_T > ABOVE) & (rise_T >= least)).tolist():
         if t < free:
             continue
         begin = max(t - HISTORY_STEPS, 0)
