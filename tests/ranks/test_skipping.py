@@ -80,3 +80,28 @@ def test_ranks_that_hold_parts_of_one_model_leave_out_nothing_and_say_so(two, tm
         '`on_finding = "skip"`: no update is left out: ranks that hold parts of one model do not compare what they '
         "hold, and would not decide alike."
     ]
+
+
+def one_more_here(rank, world, out):
+    """The first rank updates once more than the others, which the plan does not know of."""
+    from trueline.capture.step import skipping
+
+    skipping.REDUCING_S = 1.0
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = []
+    with trueline.watch(model, optimizer, out=out, plan={"on_finding": "skip", "most_skips": 3}):
+        for _ in range(4 if rank else 5):
+            before = [param.clone() for param in model.parameters()]
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True)]
+
+
+def test_a_rank_that_does_not_come_to_an_update_ends_the_asking_and_not_the_training(two, tmp_path):
+    assert two.run(one_more_here, str(tmp_path / "run")) == [[True, True]] * 2
+    found = trueline.open_run(tmp_path / "run").live_findings
+    (refused,) = [finding.claim for finding in found if finding.code == PLAN_REFUSED]
+    assert "another rank did not come to the update" in refused
