@@ -39,7 +39,8 @@ dense as elsewhere, while a temperature thins them out on the way. Looked at are
 Where the trainer's likeliest token and its log-probability p are recorded (`top_train`, `logp_top`), it has to come
 with probability p. A penalty on repetition is that it comes too seldom where it stood in the response before (bets,
 and 6 standard deviations for the word), and not where it stood nowhere. Where the probability above a token is recorded
-(`mass_above`), a few that were hardly sampled are enough, as of a mask that is off by one.
+(`mass_above`), a few that were hardly sampled are enough, as of a mask that is off by one. Words that are the trainer's
+likeliest now and then and hardly ever come (chosen by other responses) were forbidden: that is no temperature.
 
 What it may miss
 ----------------
@@ -79,7 +80,7 @@ import math
 import numpy as np
 
 from trueline.laws.rollouts import e_values
-from trueline.laws.rollouts.cut_edges import read_cut
+from trueline.laws.rollouts.cut_edges import never_sampled, read_cut
 from trueline.laws.rollouts.evidence import (
     Crossing,
     as_trainer,
@@ -240,6 +241,7 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
         *(_spread(blamed) if law == "flatter" else []),
         *(["same"] if _is_same_part(blamed) else ["apart"]),
     ]
+    kinds += ["words-never"] if (num_never := never_sampled(run, crossing.first, crossing.last)) else []
     more, where = ("more", "below") if law == "sharper" else ("less", "above")
     side = f"The tokens of steps {crossing.first}-{crossing.last} are"
     if as_trainer(blamed):
@@ -252,6 +254,9 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
         as_if = f", as if at a temperature of about {temperature:.1f}" if math.isfinite(temperature) else ""
         as_if = f", as if {cut.says}" if cut else as_if
         as_if = _PENALTY if "repeats-avoided" in kinds else as_if
+        as_if = (
+            f"; {counted(num_never, 'word')} that should have come never did, as if forbidden" if num_never else as_if
+        )
         on_average = f": -log p is {abs(excess):.2g} {where} the entropy on average{as_if}"
         fits = (excess < 0) == (law == "sharper")  # else only tokens weighted by p / q are so
         says = (

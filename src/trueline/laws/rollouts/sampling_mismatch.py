@@ -69,6 +69,7 @@ from statistics import NormalDist
 import numpy as np
 
 from trueline.laws.rollouts import e_values
+from trueline.laws.rollouts.cut_edges import never_sampled
 from trueline.laws.rollouts.evidence import (
     Crossing,
     Law,
@@ -88,6 +89,7 @@ from trueline.laws.rollouts.rows import Means, Rows, by_step, means_of, own_rows
 from trueline.laws.rollouts.temperatures import LEAST, slope_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 
 CODE = "sampling-mismatch"
@@ -263,10 +265,15 @@ def _penalties_by_gains(rows: Rows) -> list[Finding]:
 def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
     crossing = find_broken_law(run, rows, "cut")
     if crossing is not None and _is_cut(blamed := crossing.select(rows)):
-        return [_kept_mass(ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"]), crossing, *_cut_kinds(blamed))]
+        return [
+            _kept_mass(
+                ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"]), crossing, *_cut_kinds(run, crossing, blamed)
+            )
+        ]
     if not tempered and (mean := _one_sided(rows)) is not None:
         first, last = int(rows.step.min()), int(rows.step.max())
-        return [_kept_mass(mean, Crossing(first, last, first, 0.0), *_cut_kinds(rows))]
+        crossing = Crossing(first, last, first, 0.0)
+        return [_kept_mass(mean, crossing, *_cut_kinds(run, crossing, rows))]
     crossing = find_broken_law(run, rows, "below")
     if crossing is None or tempered:
         return []
@@ -316,10 +323,10 @@ def _is_cut(rows: Rows) -> bool:
     return low < 0.05 and 0.5 < ratio_of_sums(rows.sums["x"], rows.sums["tokens"]) < 1
 
 
-def _cut_kinds(rows: Rows) -> list[str]:
+def _cut_kinds(run: Run, crossing: Crossing, rows: Rows) -> list[str]:
     """``exact-zeros``: single tokens were left, and recorded as certain. ``tail-sampled``: tokens come that the trainer
     thinks less likely than all that a cut would have left together, as of words without the rows that pad them;
-    ``words-left-out``: the same where more is left out than such rows can have.
+    ``words-left-out``: the same where more is left out than such rows can have, or words before the last never come.
     """
     kinds = declared_kinds(rows)
     if float(rows.sums["zeros"].sum()) >= _FEWEST_ZEROS:
@@ -327,7 +334,9 @@ def _cut_kinds(rows: Rows) -> list[str]:
     if float(rows.sums["tail"].sum()) >= _FEWEST_BEYOND:
         mass_kept = ratio_of_sums(rows.sums["x"], rows.sums["tokens"])
         is_declared = "declared-words" in kinds
-        kinds.append("tail-sampled" if mass_kept > _PADDED_KEEPS and not is_declared else "words-left-out")
+        may_pad = mass_kept > _PADDED_KEEPS and not is_declared
+        may_pad = may_pad and not never_sampled(run, crossing.first, crossing.last)
+        kinds.append("tail-sampled" if may_pad else "words-left-out")
     return kinds
 
 
@@ -367,15 +376,17 @@ def _cut_of_means(run: Run, means: Means) -> list[Finding]:
 
 
 def _temperature(rows: Rows) -> list[Finding]:
-    slope, how = slope_of(rows)
-    if slope is None or abs(slope - 1) < LEAST or rejects_engine(rows):  # then it is what was recorded that is wrong
+    among = rows.subset(rows.gap > ceiling_of(rows))  # requests may have temperatures of their own
+    slope, how = slope_of(among)
+    if slope is None or abs(slope - 1) < LEAST or rejects_engine(among):  # then it is what was recorded that is wrong
         return []
-    first, last = int(rows.step.min()), int(rows.step.max())
+    first, last = int(among.step.min()), int(among.step.max())
+    part = "" if len(among) == len(rows) else f" in {len(among):,} of {counted(len(rows), 'sequence')}"
     return [
         finding(
             CODE,
-            f"{how} {slope:.3g} times those of the trainer at steps {first}-{last}, and nothing else differs: the "
-            "engine "
+            f"{how} {slope:.3g} times those of the trainer{part} at steps {first}-{last}, and nothing else differs: "
+            "the engine "
             f"samples at {1 / slope:.3g} times the trainer's temperature.",
             None,
             steps=(first, last),

@@ -144,3 +144,57 @@ def test_what_fades_along_responses_to_prompts_that_are_known_is_of_the_prompt(t
     run = recorded(tmp_path, made, steps=8, change=change)
     assert {"fades", "no-new-prompt", "weights-equal"} <= set(codes(run)["logprob-gap"].evidence["kind"])
     assert (_verdict(run).cause, _verdict(run).among) == ("prompt-cache-stale", ())
+
+
+@pytest.mark.parametrize("processed", [False, True])
+def test_words_that_never_come_are_of_no_temperature_and_pad_nothing(tmp_path: Path, processed: bool) -> None:
+    """Every fifth word, a likely one, is forbidden before or after log-probabilities are recorded."""
+    made = Made(size=32, words=60)
+
+    def change(batch: Batch) -> None:
+        p = softmax(2 * made.random.normal(size=made.shape) + (0 if processed else np.arange(60) % 5 == 2))
+        q = np.where(np.arange(60) % 5 == 2, 0.0, p)
+        q = q / q.sum(-1, keepdims=True)
+        ids = drawn(q, made.random)
+        log_p, own = np.log(p), at(p, ids)[..., None]
+        entropy = -(p * log_p).sum(-1)
+        batch |= {
+            "response_ids": ids,
+            "logp_rollout": at(np.log(q) if processed else log_p, ids),
+            "logp_train": at(log_p, ids) + 1e-7 * made.random.normal(size=ids.shape),
+            "entropy": entropy,
+            "varentropy": (p * (log_p + entropy[..., None]) ** 2).sum(-1),
+            "mass_above": (p * (p > own)).sum(-1),
+            "words_above": (p > own).sum(-1),
+            "top_train": p.argmax(-1),
+            "logp_top": log_p.max(-1),
+        }
+        del batch["odds_rollout"], batch["odds_train"]
+
+    with np.errstate(divide="ignore"):
+        run = recorded(tmp_path, made, change=change)
+    if processed:
+        assert "words-left-out" in codes(run)["sampling-mismatch"].evidence["kind"]
+        assert _verdict(run).cause == "cut-not-in-trainer"
+    else:
+        assert "words-never" in codes(run)["recorded-logprobs-wrong"].evidence["kind"]
+        assert not _verdict(run).is_known
+
+
+def test_a_temperature_of_every_other_request_is_a_temperature(tmp_path: Path) -> None:
+    made = Made(size=32)
+
+    def change(batch: Batch) -> None:
+        logits = 2 * made.random.normal(size=made.shape)
+        q = softmax(logits / np.where(np.arange(32) % 2, 0.7, 1.0)[:, None, None])
+        _judged_by(made, batch, q, softmax(logits))
+        ids = drawn(q, made.random)
+        batch |= {"response_ids": ids, "logp_rollout": at(np.log(q), ids)}
+        batch["logp_train"] = at(np.log(softmax(logits)), ids) + 1e-7 * made.random.normal(size=ids.shape)
+        batch["prompt_ids"] = [[1, row // 4] for row in range(32)]
+        for name in ("mass_above", "words_above", "logp_top", "top_train"):
+            del batch[name]
+
+    run = recorded(tmp_path, made, change=change)
+    assert "96 of 192 sequences" in codes(run)["sampling-mismatch"].claim
+    assert _verdict(run).cause == "temperature-not-in-trainer"
