@@ -109,6 +109,8 @@ class Skipping:
                 self._end(
                     f"all {self.num_skipped} that `most_skips` allows were left out; updates are made from now on"
                 )
+        if not self._parts.works(PART):
+            self.detach()
         return self._leaves_out
 
     def at_further_update(self, optimizer: Optimizer) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 import trueline
 from trueline.schema.errors import PlanError
-from trueline.schema.finding import PLAN_REFUSED, UPDATE_SKIPPED
+from trueline.schema.finding import PLAN_REFUSED, UPDATE_SKIPPED, WATCH_DEGRADED
 
 PLAN = {"on_finding": "skip", "most_skips": 3}
 STEPS, BAD = 70, 60
@@ -213,6 +213,22 @@ def test_where_something_would_be_left_inconsistent_one_sentence_says_so_and_tra
     refused = [f.claim for f in trueline.open_run(tmp_path / "run").live_findings if f.code == PLAN_REFUSED]
     assert len(refused) == 1
     assert says in refused[0]
+
+
+def test_a_failure_of_ours_ends_the_asking_and_not_the_training(tmp_path, monkeypatch):
+    model, optimizer = job()
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan=PLAN) as watch:
+        calls = []
+
+        def fails(*args, **kwargs):
+            calls.append(args)
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr(watch._skipping._guard, "why_not", fails)
+        left = train(model, optimizer, batches(bad=None))
+    assert len(calls) == 1
+    assert same(left, train(*job(), batches(bad=None)))
+    assert WATCH_DEGRADED in codes(trueline.open_run(tmp_path / "run").live_findings)
 
 
 @pytest.mark.parametrize(
