@@ -51,7 +51,8 @@ class Rows:
     ones of which it is positive, -inf or NaN, ``lost`` those of the trainer; ``odds``, ``odds_rt``, ``odds_tt``,
     ``odds_rr`` of the log-odds; ``zeros`` tokens recorded with a log-probability of exactly 0 that the trainer thinks
     likeliest and not certain, ``trainer_cut`` such the other way round, and those that the trainer excludes; ``tail``
-    tokens that no cut with their d leaves; ``fine`` tokens that are as close as float32 alone computes, of ``roomy``
+    tokens that no cut with their d leaves; ``likeliest``, ``unlikelier`` tokens where several are likely, with those of
+    d clearly positive (``_high``); ``fine`` tokens that are as close as float32 alone computes, of ``roomy``
     ones that could show it; ``again``, ``fresh`` tokens that stood in the response before, and such as stood nowhere,
     with those of d below (``_low``) and above (``_high``) what rounding of logits leaves; ``top_again``, ``top_fresh``
     how much more often the trainer's likeliest token was sampled than it should, by where it stood, with the variances

@@ -22,7 +22,9 @@ the trainer, and half of the mass is kept. Of a log of means (verl's) it is 1 + 
 
 A fifth of the tokens that stood in the response before are off by more than rounding in one direction, and hardly any
 of those that stood nowhere: that is a penalty on repetition. Where the part that a cut leaves is one token, it is
-recorded as certain. Where tokens come that the trainer thinks less likely than all that would be left, there is no cut,
+recorded as certain. Where several tokens are likely, what a cut leaves out moves the likeliest as it does the others;
+where that is as it was and others are likelier, they have log-probabilities of other tokens. Where tokens come that the
+trainer thinks less likely than all that would be left, there is no cut,
 but rows that pad a vocabulary.
 
 A temperature: with T, all log-odds of two tokens are those of the trainer divided by T, which nothing else does. Where
@@ -164,9 +166,9 @@ def check(run: Run) -> list[Finding]:
     if is_greedy(rows):
         raise CannotTell("greedy sampling was declared: no distribution is sampled from", reason="by-design")
     fresh = rows.subset(~(rows.lag > 0))
-    hot = _temperature(fresh)
-    penalties = [] if hot else _penalties(fresh)
-    return [*hot, *penalties, *([] if penalties else _cut(run, rows, tempered=bool(hot)))]
+    if hot := _temperature(fresh):
+        return [*hot, *_cut(run, rows, tempered=True)]
+    return _penalties(fresh) or _of_others(fresh) or _cut(run, rows, tempered=False)
 
 
 def _unlike(run: Run, rows: Rows) -> list[Finding]:
@@ -258,6 +260,34 @@ def _penalties_by_gains(rows: Rows) -> list[Finding]:
             unit="nats",
             evidence={"kind": ["penalties", *declared_kinds(rows)]},
             next=(_WITHOUT_PENALTIES,),
+        )
+    ]
+
+
+def _of_others(rows: Rows) -> list[Finding]:
+    """Where others are likelier to the engine and the likeliest token is not, though several are likely: no cut does
+    that, as what it leaves out moves all of the rest alike.
+    """
+    number = {name: float(rows.sums[name].sum()) for name in ("likeliest", "unlikelier")}
+    if min(number.values()) < _FEWEST_STOOD:
+        return []
+    likeliest, others = (float(rows.sums[f"{name}_high"].sum()) / number[name] for name in number)
+    if likeliest > _FEW or others < _MANY or side_of(rows) != ["engine-above"]:
+        return []
+    first, last = int(rows.step.min()), int(rows.step.max())
+    return [
+        finding(
+            CODE,
+            f"{100 * others:.0f} % of the tokens that are not the likeliest are likelier to the engine than to the "
+            f"trainer at steps {first}-{last}, and {100 * likeliest:.0f} % of the likeliest: the engine recorded "
+            "log-probabilities of likelier tokens than were sampled.",
+            None,
+            steps=(first, last),
+            measured=others,
+            expected=likeliest,
+            unit="share of tokens beyond rounding",
+            evidence={"kind": "others-recorded"},
+            next=("Print the ids beside the log-probabilities that the engine returns: are they those of the tokens?",),
         )
     ]
 

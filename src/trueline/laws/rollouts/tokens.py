@@ -6,6 +6,7 @@ N tokens of R sequences, B bets.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -41,6 +42,8 @@ logits explain of d: float32 sums it up to within 1e-5.
 LOGITS = 2 * 32 * FLOAT32
 """What float32 loses of d where two log-softmaxes subtract logits of up to 32, however likely the token is: 3.8e-6."""
 
+FLAT = math.log(0.5)
+"""Log-probability of the likeliest token below which a cut leaves others beside it."""
 PADDED = -0.1
 """A recorded log-probability of exactly 0, so a probability of 1, is no rounding where the trainer's is below this."""
 LIKELIER = 1.5
@@ -153,6 +156,11 @@ class Tokens:
             )
             roomy = counts & (1 - p > ROOMY)
             columns |= {"roomy": roomy, "fine": roomy & (d != 0) & (np.abs(d) < FINE)}
+            # what is left out of a position's words moves all of the rest alike, the likeliest as well
+            is_flat = counts & (self.columns["logp_top"] < FLAT)
+            is_top = self.repeats.is_top if is_flat.any() else is_flat
+            for name, which in (("likeliest", is_flat & is_top), ("unlikelier", is_flat & ~is_top)):
+                columns |= {name: which, f"{name}_high": which & (d > wide)}
             # a cut keeps exp(-d) of the probability, and with it all that is likelier than the token
             surely = d - self.rounding[self.sequence] * (1 - p)
             upto = np.where(counts, self.columns["mass_above"] + p, np.nan)

@@ -198,3 +198,17 @@ def test_a_temperature_of_every_other_request_is_a_temperature(tmp_path: Path) -
     run = recorded(tmp_path, made, change=change)
     assert "96 of 192 sequences" in codes(run)["sampling-mismatch"].claim
     assert _verdict(run).cause == "temperature-not-in-trainer"
+
+
+def test_log_probabilities_of_the_likeliest_in_place_of_others_are_of_no_cut(tmp_path: Path) -> None:
+    made = Made(size=32)
+
+    def change(batch: Batch) -> None:
+        p = softmax(2 * made.random.normal(size=made.shape))
+        _judged_by(made, batch, p, p)
+        is_listed = batch["logp_train"] >= np.log(np.sort(p, -1)[..., -2]) - 1e-9
+        batch["logp_rollout"] = np.where(is_listed, batch["logp_rollout"], batch["logp_top"])
+
+    run = recorded(tmp_path, made, change=change)
+    assert codes(run)["sampling-mismatch"].evidence["kind"] == "others-recorded"
+    assert not _verdict(run).is_known
