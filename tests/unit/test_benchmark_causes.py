@@ -10,6 +10,7 @@ from benchmarks.rl.causes import page, part
 from benchmarks.rl.causes.faults import OPEN
 from benchmarks.rl.causes.seen import SEEN
 from benchmarks.rl.causes.seen_second import SEEN_SECOND
+from benchmarks.rl.causes.seen_third import SEEN_THIRD
 from benchmarks.rl.causes.twins import TWINS
 
 
@@ -29,7 +30,15 @@ def test_a_fault_of_each_model_is_judged_as_recorded_and_as_imported(
 
 
 def test_there_are_twelve_of_each_and_each_fault_has_a_cause() -> None:
-    assert len(OPEN) == len(SEEN) == len(SEEN_SECOND) == len(TWINS) == len({twin.name for twin in TWINS}) == 12
+    assert (
+        len(OPEN)
+        == len(SEEN)
+        == len(SEEN_SECOND)
+        == len(SEEN_THIRD)
+        == len(TWINS)
+        == len({twin.name for twin in TWINS})
+        == 12
+    )
     assert all(fault.causes for fault in (*OPEN, *SEEN, *SEEN_SECOND))
 
 

@@ -18,6 +18,7 @@ from benchmarks.rl import measure
 from benchmarks.rl.causes.faults import OPEN, Fault
 from benchmarks.rl.causes.seen import SEEN
 from benchmarks.rl.causes.seen_second import SEEN_SECOND
+from benchmarks.rl.causes.seen_third import SEEN_THIRD
 from benchmarks.rl.causes.training import Dump
 from benchmarks.rl.causes.twins import TWINS
 
@@ -26,7 +27,7 @@ from trueline.judge.causes.diagnosis import Diagnosis
 from trueline.rl.batch import rows_of
 from trueline.store.importers.rollout_logs import import_rollouts
 
-HELD = "f7f6b6763ab887829424f825d84e6a95e061e55852052c0ea2046cdb2997446b"
+HELD = "c53f4d1838eab34a154eca72adf3d7f1247eec2299df316ea7a13df8d4964015"
 """SHA-256 of the file of faults that were set aside, committed before any of them was judged."""
 STEPS = 6
 FORMS = ("verl", "slime")
@@ -131,7 +132,7 @@ def measure_part(half: str, model: str, num_seeds: int, held: str) -> None:
     beside = Path(__file__).with_name("held.py")  # where the set-aside half is once it was run
     held = held or (str(beside) if beside.exists() else "")
     if half in ("open", "all"):
-        run("open", (*OPEN, *SEEN, *SEEN_SECOND), range(num_seeds), models)
+        run("open", (*OPEN, *SEEN, *SEEN_SECOND, *SEEN_THIRD), range(num_seeds), models)
     if half in ("held", "all") and held:
         if hashlib.sha256(Path(held).read_bytes()).hexdigest() != HELD:
             raise SystemExit(f"'{held}' is not the file that was set aside.")

@@ -1,4 +1,6 @@
-"""A third half of the faults that was set aside: written down with the right causes before any of them was judged."""
+"""Faults that were set aside a third time, and are open since they were run once; written down with the right causes
+before any of them was judged.
+"""
 
 from __future__ import annotations
 
@@ -278,7 +280,7 @@ class DecodePositions(Training):
         self.engine.kind = self.kind
 
 
-HELD = (
+SEEN_THIRD = (
     Fault(
         "gather-not-waited-for",
         "of some matrices, others at each sync, half is what stood in the buffer before",
