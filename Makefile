@@ -16,7 +16,7 @@ help: ## list the targets
 demo: $(READY) ## watch a small language model train on local workers, right and wrong; writes trueline-demo/report.html
 	$(BIN)/trueline demo --overwrite $(ARGS)
 
-test: $(READY) ## run all tests, three files at a time: they wait for other processes more than they compute
+test: $(READY) ## run the tests of this commit's turn, three files at a time; of all turns: ARGS="--turn all"
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 check: $(READY) ## lint, format, types, imports, names

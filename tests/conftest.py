@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.turns import ALL, TURNS, of_other_turns, turn_of_commit
 from tests.warm_engine import WarmEngine
 from tests.warm_python import warm_python
 
@@ -58,18 +59,42 @@ _num_frozen_modules = 0
 RanksOf = Callable[[int], Ranks]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Which tests that are marked ``in_turn`` run."""
+    parser.addoption(
+        "--turn",
+        choices=[*map(str, range(TURNS)), ALL],
+        help=f"of the tests marked in_turn those of this turn, 0 to {TURNS - 1}, or all; "
+        "else where files are named all, and of the whole suite those of the commit's turn",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let pytest-xdist, where it is there, hand out files in the order in which they stand, not by number of tests, and
-    its workers, which are started as this process was, keep what they compile.
+    its workers, which are started as this process was, keep what they compile and know the turn.
     """
     config.option.loadscopereorder = False
     sys.dont_write_bytecode = False
+    if config.option.turn is None:
+        is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        config.option.turn = turn_of_commit(config.rootpath) if is_whole else ALL
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of the folder ``unit`` last: they are short, so that no worker of pytest-xdist is left with a long one when
-    the others have ended. By what 462 files took in three workers, these end within 32 s of 2,800 of one another.
+def pytest_report_header(config: pytest.Config) -> str:
+    """Which turn it is."""
+    turn = config.option.turn
+    return f"turn: {turn}" if turn == ALL else f"turn: {turn} of 0 to {TURNS - 1}; all of them: --turn all"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is another turn's. Take files of the folder ``unit`` last: they are short, so that no worker of
+    pytest-xdist is left with a long one when the others have ended.
     """
+    others = of_other_turns(items, config.option.turn)
+    if others:
+        config.hook.pytest_deselected(items=others)
+        left_out = set(others)
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.path.is_relative_to(UNIT))
 
 

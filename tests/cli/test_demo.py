@@ -58,6 +58,7 @@ def finished(tmp_path_factory, data):
     return folder / "trueline-demo", demo(*SMALL, "--data", data, "--json", cwd=folder)
 
 
+@pytest.mark.in_turn
 def test_a_demo_leaves_six_runs_and_a_report_and_prints_one_document(finished):
     out, done = finished
     assert done.returncode == 0, done.stderr
@@ -116,6 +117,7 @@ def test_a_second_demo_in_the_same_place_is_refused_and_changes_nothing(finished
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
+@pytest.mark.in_turn
 def test_overwriting_replaces_a_demo_and_prints_tables(finished, data):
     out, _ = finished
     manifest = out / "labels" / "manifest.json"

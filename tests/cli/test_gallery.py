@@ -29,6 +29,7 @@ def gallery(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return call
 
 
+@pytest.mark.in_turn
 def test_json_has_the_summary_of_the_contract_and_keeps_the_runs(gallery: Gallery, tmp_path: Path):
     done = gallery("--only", "D1.sequential,healthy.single", "--json", "--keep", str(tmp_path / "runs"))
     document = json.loads(done.stdout)

@@ -44,6 +44,7 @@ FAULTS = [  # on two ranks under DDP, the sum under FSDP2
 ]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("kind", "ranks", "law"), FAULTS)
 def test_a_fault_that_all_ranks_share_is_confirmed_and_its_twin_excluded(trial, tmp_path, kind, ranks, law):
     code, found, _ = trial(kind, "faulty", ranks=ranks, laws=law)

@@ -122,6 +122,7 @@ def releases(tmp_path, monkeypatch, alike):
     alike.as_processes = True  # as users have them
 
 
+@pytest.mark.in_turn
 def test_the_release_of_a_package_is_named_and_one_that_cannot_be_imported_is_left_out(
     releases, python, monkeypatch, capsys
 ):

@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 from tests.cli import in_process
 
 JOB = Path(__file__).parents[1] / "drill_job.py"
 
 
+@pytest.mark.in_turn
 def test_faults_are_planted_into_a_job_of_two_ranks_and_said_to_be_seen_or_not(
     python, forks, tmp_path, monkeypatch, capsys
 ):

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from tests.cli import in_process
 from tests.clusters import engine, ray_cluster, slurm
 
@@ -15,6 +16,7 @@ __all__ = ["engine", "ray_cluster", "slurm"]  # fixtures
 JOB = Path(__file__).parents[1] / "repeating_job.py"
 
 
+@pytest.mark.in_turn
 def test_a_trial_has_the_same_answer_wherever_its_runs_take_place(engine, python, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ("trial", "repeat", "--in-place", "--json", "--engine", engine, "--", python, JOB, "order")

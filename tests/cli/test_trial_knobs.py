@@ -31,6 +31,7 @@ def trueline(python, alike, tmp_path, monkeypatch, capsys):
     return first
 
 
+@pytest.mark.in_turn
 @pytest.mark.skipif(not torch.__version__.startswith("2.13.0"), reason="the fault is one of torch 2.13.0 alone")
 def test_a_real_fault_of_torch_is_named_without_a_word_in_the_script(trueline, python, tmp_path):
     call = trueline("fused")
@@ -53,6 +54,7 @@ def test_a_real_fault_of_torch_is_named_without_a_word_in_the_script(trueline, p
     assert (tmp_path / "trials/knobs/trial.json").read_text() == before
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("needs", "credible"), [("both", "FUSE_A + FUSE_B"), ("either", "FUSE_A | FUSE_B")])
 def test_settings_of_the_script_are_told_as_together_or_as_two_faults(trueline, python, needs, credible):
     call = trueline(needs)

@@ -23,6 +23,7 @@ def layouts(python, alike, tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.in_turn
 def test_layouts_that_compute_the_same_agree(layouts):
     code, found, _ = layouts("dp --ranks 2", "accum", "fsdp2 --ranks 2")
     assert (code, found["answer"], found["credible"]) == (0, "excluded", []), found
@@ -31,6 +32,7 @@ def test_layouts_that_compute_the_same_agree(layouts):
     assert all(" The loss is apart by " in line for line in lines)
 
 
+@pytest.mark.in_turn
 def test_the_first_place_of_each_arm_is_named(layouts):
     arms = (
         "dp --ranks 2 --fault averaged-twice",
@@ -46,6 +48,7 @@ def test_the_first_place_of_each_arm_is_named(layouts):
     assert any(line.startswith("Each is ") for line in found["says"])
 
 
+@pytest.mark.in_turn
 def test_layouts_in_which_ranks_hold_pieces_of_one_model_are_put_together(layouts):
     arms = ("tp --ranks 2", "pp --ranks 2", "sp --ranks 2 --fault norm-not-reduced")
     code, found, _ = layouts(*arms, ref="single --no-experts")
@@ -57,6 +60,7 @@ def test_layouts_in_which_ranks_hold_pieces_of_one_model_are_put_together(layout
     assert "Not compared" not in says
 
 
+@pytest.mark.in_turn
 def test_arms_of_another_job_are_no_arms(layouts):
     code, found, _ = layouts("dp --ranks 2 --fault other-seed", "accum --fault other-data")
     assert (code, found["answer"], found["credible"]) == (3, "undecided", []), found

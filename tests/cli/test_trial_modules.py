@@ -28,6 +28,7 @@ def modules(python, alike, tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.in_turn
 def test_all_modules_that_are_wrong_by_themselves_are_named_and_no_other(modules):
     code, found, err = modules("norm,gelu")
     assert (code, found["answer"], found["credible"]) == (0, "confirmed", ["blocks.1.norm", "blocks.2.act"]), (
@@ -56,6 +57,7 @@ def test_where_modules_alone_were_stored_they_are_named_too(modules):
     assert found["credible"] == ["blocks.1.norm", "blocks.3"], found
 
 
+@pytest.mark.in_turn
 def test_other_weights_are_no_modules_fault_and_a_job_as_it_should_be_has_none(modules, alike):
     alike.as_processes = True  # as users have them
     code, found, _ = modules("weights")

@@ -9,6 +9,7 @@ from tests.cli import in_process
 JOB = Path(__file__).parents[1] / "phases_job.py"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [

@@ -26,6 +26,7 @@ def remedy(python, alike, tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.in_turn
 def test_float32_in_the_module_that_overflows_recovers_it_and_the_sham_does_not(remedy):
     code, found, err = remedy("overflow", "--remedy", "fp32:blocks.2", "--json")
     assert (code, found["answer"], found["credible"]) == (0, "confirmed", ["recovers"]), (found, err)
@@ -36,17 +37,20 @@ def test_float32_in_the_module_that_overflows_recovers_it_and_the_sham_does_not(
     assert "better than both the job as it is and the sham in 6 of 6 pairs" in found["says"][-2]
 
 
+@pytest.mark.in_turn
 def test_clipping_one_layer_recovers_the_loss(remedy):
     code, found, err = remedy("spikes", "--remedy", "clip:embed=0.5", "--json", ref="none")
     assert (code, found["credible"]) == (0, ["recovers"]), (found, err)
 
 
+@pytest.mark.in_turn
 def test_a_job_with_nothing_wrong_has_no_effect_of_any_remedy(remedy):
     code, said, err = remedy("none", "--remedy", "clip:embed=0.5", ref="as-it-is")
     assert code == 0, (said, err)
     assert said.startswith("Excluded: the remedy has no effect.")
 
 
+@pytest.mark.in_turn
 def test_what_is_not_there_and_what_cannot_be(remedy, alike):
     alike.as_processes = True  # as users have them
     code, said, _ = remedy("overflow", "--remedy", "fp32:blocks.9")

@@ -4,6 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from tests.cli import in_process
 
 JOB = Path(__file__).parents[1] / "repeating_job.py"
@@ -58,6 +59,7 @@ def test_a_call_is_named_also_before_the_first_pass_and_dropout_is_no_difference
     assert "Runs: 4." in out
 
 
+@pytest.mark.in_turn
 def test_in_place_every_operation_that_does_not_repeat_itself_is_named_with_its_rate(
     python, forks, tmp_path, monkeypatch, capsys
 ):

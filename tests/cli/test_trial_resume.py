@@ -41,6 +41,7 @@ def test_a_restart_that_takes_everything_over_is_the_same_job(resume):
     )
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("lost", "causes", "words"),
     [

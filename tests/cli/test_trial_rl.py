@@ -9,6 +9,7 @@ from tests.cli import in_process
 JOB = Path(__file__).parents[1] / "rollouts_job.py"
 
 
+@pytest.mark.in_turn
 def test_a_gap_that_goes_with_the_cache_is_of_it(python, alike, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [python, str(JOB), "cache", "--lr", "0.05", "--max-new-tokens", "16", "--use-cache=true"]

@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 from tests.cli import in_process
 
 JOB = Path(__file__).parents[1] / "faulty_job.py"
 
 
+@pytest.mark.in_turn
 def test_the_fewest_steps_that_show_it_are_found_and_told_as_a_command(python, alike, tmp_path, monkeypatch, capsys):
     """The loss becomes NaN at step 5 of 24."""
     monkeypatch.chdir(tmp_path)

@@ -15,6 +15,7 @@ from trueline.trials.sync import POISONS, SyncTrial
 JOB = Path(__file__).parents[1] / "racy_job.py"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("kind", "answer", "credible", "told"),
     [
@@ -37,6 +38,7 @@ def test_a_race_timing_and_neither_are_told_apart(
     assert told in " ".join(found["says"])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("kind", "first", "shown"),
     [

@@ -23,6 +23,7 @@ def vote(python, forks, tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.in_turn
 def test_the_device_of_a_flipped_bit_is_named(vote, python, tmp_path):
     words = ("--devices", "1-4", "--variable", "MINE", "--at-once", "2", "--json", [python, str(JOB), "device"])
     code, found, err = vote(*words)
@@ -33,6 +34,7 @@ def test_the_device_of_a_flipped_bit_is_named(vote, python, tmp_path):
     assert vote(*words)[1] == found, "all of it was on disk"
 
 
+@pytest.mark.in_turn
 def test_what_follows_the_rank_is_no_devices_fault(vote, python, tmp_path):
     """Two ranks, as torchrun starts them."""
     launcher = tmp_path / "launch.sh"
@@ -46,6 +48,7 @@ def test_what_follows_the_rank_is_no_devices_fault(vote, python, tmp_path):
     assert (found["answer"] != "confirmed", found.get("findings")) == (True, None), found
 
 
+@pytest.mark.in_turn
 def test_what_differs_everywhere_and_what_nowhere(vote, forks, python):
     code, said, _ = vote("--devices", "0-2", "--variable", "MINE", [python, str(JOB), "everywhere"])
     assert code == 3

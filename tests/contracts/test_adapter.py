@@ -141,6 +141,7 @@ def full(value):
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("micros", "held"), [(1, ()), (2, (0,))])
 def test_recorded_signals_equal_a_brute_force_gather(two, tmp_path, kind, micros, held):
@@ -180,6 +181,7 @@ REDUCED_AGAIN = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", REDUCED_AGAIN)
 def test_gradients_that_are_reduced_several_times_a_step_are_the_workers_own(two, tmp_path, case):
     """DDP adds to what it averaged before, FSDP2 hands over each micro-batch by itself. The norm of a sum of several is

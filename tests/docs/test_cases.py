@@ -24,6 +24,7 @@ def test_all_nine_are_there():
     assert all(re.search(r"^> ", text, re.MULTILINE) for text in CASES.values())
 
 
+@pytest.mark.in_turn
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", [name for name in CASES if name != "3.1.3" and name != "3.2.1.2"])
 def test_the_commands_of_a_case_say_what_the_page_says(case, python, forks, tmp_path, monkeypatch, capsys):

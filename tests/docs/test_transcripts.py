@@ -34,6 +34,7 @@ def _load() -> ModuleType:
 transcripts = _load()
 
 
+@pytest.mark.in_turn
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", transcripts.pages(), ids=lambda page: page.stem)
 def test_page_shows_what_its_commands_print(page: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,7 @@ WANTED = (
 )
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("fault", TRAINED, ids=lambda fault: fault.id)
 def test_fault_is_real_and_found_at_its_place(fault, watched):
     faulty = watched(fault, "faulty")
@@ -117,6 +118,7 @@ def test_twin_is_sound_and_left_alone(fault, watched):
     assert [finding.claim for finding in healthy.findings] == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("control", LEFT_ALONE, ids=lambda control: control.id)
 def test_control_keeps_replicas_equal_and_is_left_alone(control, watched):
     healthy = watched(control, "healthy")

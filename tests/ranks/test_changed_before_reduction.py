@@ -129,6 +129,7 @@ def found(out):
     return [each for each in trueline.check(out).findings if each.code == "reduction-mismatch"]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("reduce", [each, divided_first, flat, behind, wide, reversed_flat, flat_by_name])
 @pytest.mark.parametrize(
     ("change", "kind", "step"),
@@ -141,6 +142,7 @@ def test_the_rank_whose_gradient_is_changed_before_the_reduction_is_named(two, t
     assert (finding.evidence["kind"][0], finding.ranks, finding.step_first) == (kind, (ODD,), step)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("reduce", "change", "micro"),
     [

@@ -34,6 +34,7 @@ Trainer(model, args, train_dataset=data, callbacks=[Breaks(), TruelineCallback(o
 """
 
 
+@pytest.mark.in_turn
 def test_no_checkpoint_is_saved_while_an_error_is_open_and_the_others_say_that_they_are_clean(tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "train.py").write_text(SCRIPT)

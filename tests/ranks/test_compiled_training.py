@@ -119,6 +119,7 @@ def unwatched(two):
     return plain
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("case", "how"),
     [

@@ -226,6 +226,7 @@ def is_the_fault(verdict, *, code, ranks, bound):
     assert verdict["node"] == socket.gethostname()
 
 
+@pytest.mark.in_turn
 def test_torchelastics_agent_restarts_from_the_last_clean_step_and_is_told_no_more(tmp_path, python):
     said = controlled(tmp_path, AGENT, python)
     is_the_fault(said["told"][0], code="worker-nonfinite", ranks=[0], bound=0.0)
@@ -235,6 +236,7 @@ def test_torchelastics_agent_restarts_from_the_last_clean_step_and_is_told_no_mo
     assert len({*codes}) == len(codes), "the second start is clean"
 
 
+@pytest.mark.in_turn
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_a_driver_of_ray_stops_its_actors(tmp_path):
     said = controlled(tmp_path, DRIVER)
@@ -242,6 +244,7 @@ def test_a_driver_of_ray_stops_its_actors(tmp_path):
     assert 3 < said["steps"][0] == said["steps"][1] < MOST - 1
 
 
+@pytest.mark.in_turn
 @pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
 def test_replicas_of_torchft_that_leave_and_rejoin_are_no_drift(tmp_path):
     said = controlled(tmp_path, LIGHTHOUSE)

@@ -30,6 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     server.join()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("name", "preset"), [(name, each) for name, kind in KINDS.items() for each in kind.presets])
 def test_a_job_is_not_changed_by_being_watched(runs: Runs, name: str, preset: str):
     kind = KINDS[name]
@@ -39,6 +40,7 @@ def test_a_job_is_not_changed_by_being_watched(runs: Runs, name: str, preset: st
     assert "not watching" not in "".join(ran.watched.errors)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("number", range(6))
 def test_a_random_job_is_not_changed_by_being_watched(runs: Runs, number: int):
     ran = runs(draw(number))

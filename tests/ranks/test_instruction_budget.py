@@ -91,6 +91,7 @@ def work(two, tmp_path_factory):
     }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", BUDGET)
 def test_watching_does_no_more_than_its_budget(work, kind):
     budget, spent = BUDGET[kind], work[kind]

@@ -161,6 +161,7 @@ if __name__ == "__main__":
 ADAPTERS = {"deepspeed": "deepspeed"}
 
 
+@pytest.mark.in_turn
 @pytest.mark.timeout(600)  # Ray starts its own processes twice: 50 s on a quiet machine
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_callback_watches_every_rank_and_changes_nothing(tmp_path, python, name):

@@ -92,6 +92,7 @@ def unwatched(ranks_of):
     return losses_and_weights
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("world", "plan", "begins", "ends"),
     [(2, {}, 8, 26), (3, {}, 8, 26), (2, {"every": 2}, 10, 26), (3, {"steps": [0, 3]}, 20, 40)],
@@ -128,6 +129,7 @@ def test_next_steps_are_recorded_from_where_they_are_taken_up(two, unwatched, tm
     assert recorded_steps(trueline.open_run(out), 2) == [8, 9]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("edit", ["{", {"preset": "all"}, {"worker_groups": [[0, 1]]}, {"preset": "mix", "ranks": [2]}])
 def test_an_edit_that_cannot_be_followed_is_refused_in_words_and_the_plan_stays(two, unwatched, tmp_path, edit):
     import trueline

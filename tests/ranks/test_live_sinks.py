@@ -54,6 +54,7 @@ def _hangs(event):
     time.sleep(1e6)
 
 
+@pytest.mark.in_turn
 def test_raise_stops_all_ranks_at_one_step_with_one_sentence_and_a_dead_sink_changes_nothing(two, tmp_path):
     import trueline
 

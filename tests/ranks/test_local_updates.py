@@ -92,6 +92,7 @@ def checked(two, tmp_path, kind, plan):
     return trueline.check(out)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("kind", "plan", "named"),
     [

@@ -91,6 +91,7 @@ def launched(python: str, place: Path, *, destination: str, steps: int = 12) -> 
     ]
 
 
+@pytest.mark.in_turn
 def test_two_machines_collect_into_an_object_store(python, tmp_path, store):
     done = launched(python, tmp_path, destination="s3://bucket/runs/two")
     assert [each.returncode for each in done] == [0, 0], [each.stderr for each in done]

@@ -69,6 +69,7 @@ def train_unevenly(rank, world, out):
             optimizer.zero_grad()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("updates", [0, 2])
@@ -195,6 +196,7 @@ def train_by_hand(rank, world, out, how, updates, beside, patience_s=10.0):
             optimizer.zero_grad()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("how", "updates", "beside"),
     [("one by one", 0, False), ("flat", 0, True), ("flat", 2, False), ("flat", 2, True)],

@@ -212,6 +212,7 @@ def unwatched(two):
     return functools.cache(lambda name: two.run(train, CASES[name], None))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_bitwise_equal_watched_and_not(two, unwatched, tmp_path, name):
     assert_same(two, CASES[name], tmp_path, unwatched(name))
@@ -224,6 +225,7 @@ RECORDED = (
 )
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("name", "plan"),
     [
@@ -260,6 +262,7 @@ LOOKED = {
 """Cases with what the plan records, and why influences cannot be told; "" where they can."""
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", LOOKED)
 def test_training_is_bitwise_equal_where_influences_are_looked_at_and_not(two, tmp_path, name):
     import trueline
@@ -278,6 +281,7 @@ def test_training_is_bitwise_equal_where_influences_are_looked_at_and_not(two, t
     assert "influence-leak" not in [finding.code for finding in report.findings]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("view", [True, False])
 def test_three_ranks_divide_as_ddp_does_itself(three, tmp_path, view, kept):

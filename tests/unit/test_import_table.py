@@ -20,6 +20,7 @@ print(len(names))
 """
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("package", ["schema", "store", "judge", "render", "web"])
 def test_package_and_every_module_below_leave_torch_out(package: str) -> None:
     done = subprocess.run(

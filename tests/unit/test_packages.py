@@ -93,6 +93,7 @@ def call(place, *words, folder):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.in_turn
 def test_the_wheel_reads_runs_where_there_is_no_torch(environment, tmp_path):
     place = environment()
     write_run(tmp_path / "run", healthy_rows(2, 10))
@@ -110,6 +111,7 @@ def test_the_wheel_reads_runs_where_there_is_no_torch(environment, tmp_path):
     assert errors.startswith("trueline: This needs torch, which Python at '")
 
 
+@pytest.mark.in_turn
 def test_the_wheel_watches_with_the_torch_that_is_there(environment, tmp_path):
     place = environment("torch")
     (tmp_path / "train.py").write_text(JOB)

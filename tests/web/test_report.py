@@ -207,6 +207,7 @@ def test_nan_everywhere_is_shown_and_no_error(tmp_path: Path) -> None:
     assert (answers["api/runs/0/heat?signal=loss"]["arrays"]["flags"] & 2).all()
 
 
+@pytest.mark.in_turn
 def test_a_long_run_of_64_ranks_stays_small_and_keeps_the_spike(tmp_path: Path) -> None:
     path = write_long_run(tmp_path / "exp", num_ranks=64, num_steps=2_000, spike=(864, 37))
     document = report_on(tmp_path, path)
@@ -338,6 +339,7 @@ SCREENS = {
 }
 
 
+@pytest.mark.in_turn
 @NEEDS_BROWSER
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 @pytest.mark.parametrize("state", SCREENS)

@@ -99,6 +99,7 @@ SCREENS = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 @pytest.mark.parametrize("state", SCREENS)
 def test_every_screen_fits_reads_and_asks_nobody_else(served: Served, state: str, width: int, dark: bool) -> None:

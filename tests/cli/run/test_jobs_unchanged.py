@@ -196,6 +196,7 @@ def alone(python, tmp_path_factory):
     return functools.cache(lambda job: run(python, placed(job, tmp_path_factory.mktemp("alone"))))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("job", "plan"), [(job, plan) for job in JOBS for plan in PLANS.get(job, ("workers",))])
 def test_a_job_ends_and_prints_as_it_does_alone(job, plan, tmp_path, python, warm_trueline, alone):
     assert alone(job)[0] == 0

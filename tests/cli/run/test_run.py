@@ -130,6 +130,7 @@ def watched(script, tmp_path):
     return run
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unchanged_script_is_watched_and_computes_the_same(watched, tmp_path, bare, kind):
     import trueline
@@ -171,6 +172,7 @@ def test_a_forward_pass_around_the_wrapper_is_found(watched, tmp_path):
     assert "gradient-not-reduced" in codes
 
 
+@pytest.mark.in_turn
 def test_exit_code_output_and_sitecustomize_are_the_programs_own(tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import sys; sys.stderr.write('mine ')\n", encoding="utf-8")
@@ -272,6 +274,7 @@ for step in range(12):
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("end", "says"),
     [

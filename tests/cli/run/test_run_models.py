@@ -48,6 +48,7 @@ print(rank, repr(sum(p.double().sum().item() for m in (painter, critic, other) f
 """
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", ["same", "extra"])
 def test_all_models_are_watched_and_one_of_a_single_rank_is_told(tmp_path, kind, monkeypatch, capsys):
     script = tmp_path / "train.py"
@@ -144,6 +145,7 @@ print(rank, repr(sum(p.double().sum().item() for p in model.parameters() if kind
 """
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("kind", "adapter", "codes"),
     [

@@ -93,6 +93,7 @@ def test_a_killed_job_goes_on_where_its_optimizer_counts(tmp_path, warm_trueline
     assert any("goes on from step 5" in note for note in trueline.check(run).notes)
 
 
+@pytest.mark.in_turn
 def test_a_restart_by_torchelastic_goes_on_by_itself_and_is_no_finding(tmp_path, warm_trueline, python):
     torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     done = call(tmp_path, warm_trueline, "run", "--out", "run", "--", *torchrun, "train.py", "8", PYTHON_EXEC=python)

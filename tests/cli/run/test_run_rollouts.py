@@ -37,6 +37,7 @@ ray.get(TaskRunner.remote().run.remote())
 """
 
 
+@pytest.mark.in_turn
 def test_what_a_driver_in_ray_records_is_a_run_beside_that_of_the_job(tmp_path: Path) -> None:
     folder = tmp_path / "verl" / "trainer" / "ppo"
     folder.mkdir(parents=True)

@@ -43,6 +43,7 @@ def train(rank, world, out, kind):
                     e.detach().lerp_(p.detach(), 1 - DECAY)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("kind", "found"),
     [("alike", []), ("only rank 0", []), ("shards", []), ("own start", [("warning", "ranks", (0, 1))])],

@@ -171,6 +171,7 @@ def recorded(ranks_of, tmp_path_factory):
     return run
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("how", "depth"), [("cp", "tensor"), ("cp", "stats"), ("hsdp", "tensor"), ("pp", "tensor"), ("pp", "stats")]
 )

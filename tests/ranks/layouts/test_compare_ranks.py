@@ -150,6 +150,7 @@ def assert_merged_is_whole(told):
             assert one.stats.min == pytest.approx(mine.min(), rel=FLOOR, abs=1e-12), one.site
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("num_micro", [1, 2])
 def test_four_data_parallel_ranks_merge_to_one(recorded, single, num_micro):
     run = recorded(4, "ddp", num_micro)
@@ -193,6 +194,7 @@ def test_tensor_parallel_ranks_merge_to_one(two, single, tmp_path):
     assert cut["blocks.0.scaled_dot_product_attention"] == (BATCH, HEADS, LENGTH, WIDTH // HEADS)
 
 
+@pytest.mark.in_turn
 def test_ranks_of_other_ways_to_share_the_batch_compare(recorded):
     fsdp2, ddp2, ddp4 = recorded(2, "fsdp2"), recorded(2, "ddp"), recorded(4, "ddp")
     for run, ref, note in ((fsdp2, ddp2, "sharded differently"), (ddp4, ddp2, "of 4"), (fsdp2, ddp4, "of 2")):

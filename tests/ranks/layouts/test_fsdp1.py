@@ -68,6 +68,7 @@ def checked(two, tmp_path, *case):
     return [(found.code, found.claim) for found in trueline.check(out).findings if found.is_grave], run
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("orig_params", [False, True])
 @pytest.mark.parametrize(("strategy", "keys"), [("FULL_SHARD", 2), ("SHARD_GRAD_OP", 2), ("NO_SHARD", 1)])
 def test_shards_are_no_replicas_and_losses_are_seen(two, tmp_path, strategy, orig_params, keys):

@@ -55,6 +55,7 @@ def serious(report):
     return [(finding.code, finding.ranks) for finding in report.findings if finding.is_grave]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", HEALTHY)
 def test_a_healthy_training_is_bitwise_equal_seen_on_all_ranks_and_without_a_finding(four, attached, tmp_path, mode):
     weights = watched(attached, mode, tmp_path / "run", steps=STEPS)
@@ -101,6 +102,7 @@ def drifting(attached, tmp_path_factory):
     return path
 
 
+@pytest.mark.in_turn
 def test_copies_on_parts_of_a_model_that_part_are_found_in_the_groups_together(drifting):
     (finding,) = [one for one in trueline.check(drifting).findings if one.is_grave]
     assert (finding.code, finding.severity, finding.ranks) == ("replica-drift", "warning", (0, 1, 2, 3))
@@ -131,6 +133,7 @@ def test_a_run_beside_it_of_another_start_is_not_taken_for_a_group(drifting, tmp
     assert run.problems == [f"rank {rank}: it wrote nothing in this Run of 4 ranks" for rank in (1, 3)]
 
 
+@pytest.mark.in_turn
 def test_a_replica_of_an_expert_that_is_not_reduced_is_found_among_its_replicas(watching, tmp_path):
     watched(watching(6), "ep_hand", tmp_path / "run", steps=4, fault="expert not reduced", bad=(2,))
     (finding,) = [one for one in trueline.check(tmp_path / "run").findings if one.is_grave]
@@ -138,6 +141,7 @@ def test_a_replica_of_an_expert_that_is_not_reduced_is_found_among_its_replicas(
     assert all(".expert." in name for name in finding.evidence["names"])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", ["cp_ddp", "cp_fsdp2"])
 def test_ranks_are_compared_with_those_that_hold_the_same_piece_of_their_sequences(watching, tmp_path, mode):
     watched(watching(6), mode, tmp_path / "run", steps=18, fault="loss x 1.5", bad=(2,))

@@ -67,6 +67,7 @@ def losses(rank, world, kind, module, sham=False, compiled=False):
     return found, norms, told
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("compiled", [False, True])
 def test_float32_in_a_sharded_module_takes_the_overflow_away_and_the_sham_does_not(two, compiled):
     """A unit, and a module within one, whose output is too large for float16 outside."""

@@ -112,6 +112,7 @@ def findings(two, tmp_path, fault, *options):
     return [finding for finding in trueline.check(out).findings if finding.code != "rng-streams"]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("fault", "factor"), [("clips alone", 0.073), ("scales alone", 1.001), ("zeroes", 0.0), ("takes away", 0.0)]
 )
@@ -127,6 +128,7 @@ def test_a_rank_that_changes_its_shards_alone_is_named(two, tmp_path, fault, fac
     )
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "options", [("clipped",), ("clipped by value",), ("micros", "clipped"), ("micros", "bf16", "clipped")]
 )

@@ -120,6 +120,7 @@ PAIRS = (("run", [0, 2]), ("run.ranks-1", [1, 3]))
 """A mesh of 2 workers x 2 shards: who is compared in which Run."""
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("group", ["none", "dp"])
 def test_workers_that_hold_the_same_shards_are_compared(four, tmp_path, group):
     plan = {"every": 1, "params_every": 1, "matrix_every": 1, "exact": True}
@@ -130,6 +131,7 @@ def test_workers_that_hold_the_same_shards_are_compared(four, tmp_path, group):
         assert "hold the same part of a model (mesh tp = 2)" in run.manifest.notes[0]
 
 
+@pytest.mark.in_turn
 def test_fsdp2_over_tensor_parallelism_is_compared_within_each_cut(four, tmp_path):
     """The truth is the same training by hand, where a worker's gradient is seen before it is averaged."""
     plan = {"every": 1, "params_every": 1, "preset": "modules", "depth": "fingerprint"}

@@ -122,6 +122,7 @@ def test_a_copy_that_moved_with_the_others_and_is_then_written_to_is_dated(ranks
     assert "received" not in finding.claim
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", ["healthy", "ensemble"])
 def test_what_is_cut_and_models_that_train_apart_are_not_compared(ranks, tmp_path, kind):
     report = found(ranks, tmp_path / "run", kind)

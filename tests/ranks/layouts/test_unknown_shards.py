@@ -243,6 +243,7 @@ def train_experts(rank, world, out):
             optimizer.step()
 
 
+@pytest.mark.in_turn
 def test_gradients_of_experts_by_hand_are_not_compared_as_if_they_were_copies(three, tmp_path):
     import trueline
 

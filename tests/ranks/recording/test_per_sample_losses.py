@@ -99,6 +99,7 @@ def token_sum(logits, labels):
     return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("autocast", "micros", "compiled"), [(False, 1, False), (True, 1, False), (False, 2, False), (False, 1, True)]
 )

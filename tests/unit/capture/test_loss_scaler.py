@@ -63,6 +63,7 @@ def test_a_scaler_that_is_not_restored(tmp_path):
     assert (finding.measured, finding.expected) == (1024.0, 2.0**14)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("scale", "settings", "overflows"),
     [

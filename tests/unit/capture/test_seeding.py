@@ -73,6 +73,7 @@ def put_back():
     trueline.seed_all(0, dropout=True)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("stream", ["python", "numpy", "torch", "loaded", "order"])
 def test_one_seed_gives_one_stream_in_two_processes_and_another_seed_another(drawn, stream):
     first, second, other = drawn

@@ -133,6 +133,7 @@ STORED = ("tanh by argument", "tanh in the kernel", "weight x 1.00001", "an infi
 """An argument, a kernel and weights of which values are stored."""
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("name", "depth"), [*((name, "stats") for name in FAULTS), *((name, "tensor") for name in STORED)]
 )

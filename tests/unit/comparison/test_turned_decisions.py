@@ -58,6 +58,7 @@ def recorded(out, decide, greater):
     return out
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("decision", DECISIONS)
 def test_a_decision_that_rounding_turns_is_no_difference(tmp_path, decision):
     runs = [recorded(tmp_path / str(greater), DECISIONS[decision], greater) for greater in (2, 5)]

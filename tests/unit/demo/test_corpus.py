@@ -96,6 +96,7 @@ def test_a_folder_without_sources_is_an_error_that_offers_data(tmp_path):
         library_triples(root=tmp_path)
 
 
+@pytest.mark.in_turn
 def test_the_installed_library_is_read_but_never_imported_or_evaluated(monkeypatch):
     monkeypatch.setenv("TRUELINE_TEST_SECRET", "do-not-leak-7f3a9c")
     before = set(sys.modules)

@@ -194,6 +194,7 @@ FAULTS = {
 """By what is wrong: of several, each is of columns of its own."""
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_said_is_the_same_judged_whole_and_followed(tmp_path, fault):
     path = write_run(tmp_path / "run", num_steps=120, change=FAULTS[fault], rows_a_part=50)

@@ -73,6 +73,7 @@ async def ask(client, tool, **arguments):
     return bool(result.is_error), block.text if result.is_error else json.loads(block.text)
 
 
+@pytest.mark.in_turn
 @pytest.mark.timeout(300)
 def test_a_conversation_over_stdio_without_torch_reads_and_writes_nothing(folder):
     before = contents(folder)

@@ -297,6 +297,7 @@ def test_columns_stay_in_a_run_that_a_start_without_their_law_takes_over(folder,
     assert trueline.open_run(killed).column("ink_colour").to_pylist() == ["blue"]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("column", "says"),
     [

@@ -131,6 +131,7 @@ def in_log(data, block=32768, header=7):
             pieces = b""
 
 
+@pytest.mark.in_turn
 def test_wandb_writes_files_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is not installed")
     from wandb.proto.wandb_internal_pb2 import Record

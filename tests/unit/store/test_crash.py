@@ -83,6 +83,7 @@ def test_sigkill_at_any_moment_loses_at_most_the_frame_in_flight(tmp_path, seal_
         assert_nothing_lost(path, num_written=num_written)
 
 
+@pytest.mark.in_turn
 def test_sigkill_at_each_system_call_loses_at_most_the_frame_in_flight(tmp_path):
     deaths = killed_at_each_call(WRITE_THREE_STEPS, tmp_path)
     assert len(deaths) > 60

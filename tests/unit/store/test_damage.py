@@ -30,6 +30,7 @@ def test_every_reader_is_here(found: dict[str, Kind]) -> None:
     assert set(found) == set(NAMES)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_is_read_the_same_or_told(found: dict[str, Kind], name: str) -> None:
     damaged = Damaged(found[name], checked=checked(found[name]))

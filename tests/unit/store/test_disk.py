@@ -9,6 +9,7 @@ from tests.durability import jobs, power
 from tests.durability.disk import FAILURES, Disk
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("records", "stride"), [(False, 2), (True, 9)])
 def test_a_call_that_fails_is_told_and_makes_nothing_false(tmp_path, caplog, records, stride):
     """Every other of them, in turn; of those with recorded steps every ninth."""
@@ -27,6 +28,7 @@ def test_a_call_that_fails_is_told_and_makes_nothing_false(tmp_path, caplog, rec
     assert failed > len(numbers) / stride / 2
 
 
+@pytest.mark.in_turn
 @pytest.mark.timeout(600)
 def test_training_under_a_disk_that_fails_is_that_without_a_watch(tmp_path):
     bare = jobs.train(None)

@@ -44,6 +44,7 @@ def disks(tmp_path):
     return tmp_path / "a", tmp_path / "b"
 
 
+@pytest.mark.in_turn
 def test_a_store_that_refuses_for_a_while(disks, door, tmp_path):
     url = f"s3://bucket/{tmp_path.name}"
     before = [files(disk) for disk in disks]

@@ -117,6 +117,7 @@ def test_sigkill_at_any_moment_loses_at_most_the_step_in_flight(tmp_path, seal_s
         assert_nothing_lost(path, num_steps=num_steps, elements=elements)
 
 
+@pytest.mark.in_turn
 def test_sigkill_at_each_system_call_loses_at_most_the_step_in_flight(tmp_path):
     """Of both threads, sealing and closing included."""
     deaths = killed_at_each_call(RECORD_THREE_STEPS, tmp_path)
@@ -241,6 +242,7 @@ def refusing(call, left):
     return refuse_once
 
 
+@pytest.mark.in_turn
 def test_a_disk_that_refuses_once_costs_one_step_or_the_values_and_says_so(tmp_path, monkeypatch):
     """At every call of the thread that writes; when the disk takes data again, so does the writer."""
     for fatal in range(1, 200):

@@ -238,6 +238,7 @@ def fail_at(monkeypatch, fatal, *, code, whole_disk):
     return left
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("whole_disk", [False, True])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_refusing_disk_is_an_os_error_and_costs_no_earlier_row(tmp_path, monkeypatch, code, whole_disk):

@@ -11,6 +11,7 @@ KERNEL = Path(__file__).parents[3] / "src/trueline/tensor/kernel"
 HARNESS = Path(__file__).parents[1] / "fixtures/kernel_sanitized.c"
 
 
+@pytest.mark.in_turn
 def test_no_kernel_reads_beside_its_values_or_does_what_is_undefined(tmp_path):
     compiler = shutil.which("gcc")
     if compiler is None:

@@ -293,6 +293,7 @@ def test_measuring_changes_neither_the_tensor_nor_torch():
         assert_same(measured(z), z)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: x.t(), lambda x: x[:, ::2], lambda x: x.to(torch.bfloat16)])
 def test_nothing_of_the_size_of_the_tensor_is_allocated(make):
     x = make(torch.ones(2048, 2048))

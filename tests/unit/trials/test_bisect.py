@@ -39,6 +39,7 @@ def test_a_fault_that_always_shows_takes_about_log2_runs(tmp_path, size, first):
     assert len(asked) <= 6 + 2.2 * size.bit_length()
 
 
+@pytest.mark.in_turn
 def test_a_fault_by_chance_is_found_with_the_error_asked(tmp_path):
     right = [tried(tmp_path, 65, 23, rate=0.3, seed=seed)[0].credible == ("v23 subject",) for seed in range(20)]
     assert sum(right) >= 18

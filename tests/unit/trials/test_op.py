@@ -185,6 +185,7 @@ torch.nn.functional.gelu = spoilt
 """
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("names", "share", "answer", "odd"),
     [((), 1.0, "excluded", []), (("c",), 0.3, "confirmed", ["c"]), (("a", "b", "c", "d"), 0.5, "undecided", [])],

@@ -89,6 +89,7 @@ def assert_recorded(path, truths, micros):
     assert run.pivot("num_micro")[0][:, 0].tolist() == [micros] * len(truths)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("micros", [1, 3])
 @pytest.mark.parametrize(
     ("name", "is_object"), [*((name, False) for name in OPTIMIZERS), ("lbfgs", True), ("line search", True)]

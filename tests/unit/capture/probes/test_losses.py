@@ -176,6 +176,7 @@ def train(out, way, *, watched=True, truth=None):
     return truths, [param.detach().clone() for param in model.parameters()]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_the_loss_is_what_was_trained(tmp_path, way):
     truth, source = WAYS[way]

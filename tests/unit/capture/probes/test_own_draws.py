@@ -76,6 +76,7 @@ GOES_ON = [
 ]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("noise", AGAIN)
 def test_noise_that_begins_again_in_each_forward_pass_is_told(tmp_path, noise):
     trained(tmp_path / "run", noise)

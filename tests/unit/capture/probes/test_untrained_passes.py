@@ -147,12 +147,14 @@ def test_what_an_evaluation_changes_is_to_be_confirmed(tmp_path, between):
     assert ("`norm.running_mean`" if between is normalized else "`mean`") in claim
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("between", QUIET.values(), ids=QUIET)
 def test_evaluations_that_draw_and_change_nothing_are_left_alone(tmp_path, between):
     trained(tmp_path / "run", Net(between))
     assert told(tmp_path / "run") == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("between", [*DROPS.values(), *DRAWS.values(), *CHANGES.values()])
 def test_a_watched_job_draws_and_computes_the_same(tmp_path, between):
     model = Net(between, wrap=spectral_norm)
@@ -286,6 +288,7 @@ EARLY = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", EARLY)
 def test_passes_before_anything_is_trained_are_seen_from_outside(tmp_path, kind):
     script = Path(tmp_path, "train.py")

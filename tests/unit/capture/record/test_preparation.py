@@ -253,6 +253,7 @@ print(sizes, [row["name"] for row in recording.steps[0] if row["flags"] == "comp
 """
 
 
+@pytest.mark.in_turn
 def test_what_is_compiled_before_the_first_pass_is_compiled_as_it_is_unrecorded():
     """In a process of its own, which has compiled nothing before the step is opened."""
     run = subprocess.run([sys.executable, "-c", COMPILING], capture_output=True, text=True, check=False)

@@ -154,6 +154,7 @@ SEAMS = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("case", SEAMS)
 def test_what_is_compiled_runs_as_it_does_unrecorded_and_is_seen_at_its_seam(case, backend):

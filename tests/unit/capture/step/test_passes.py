@@ -220,6 +220,7 @@ def assert_recorded(path, truths):
     assert [len(digests) for digests in run.lists("sample_digests").values()] == [4 * count for count in counts]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("way", "how"),
     [(way, how) for way in WAYS for how in HOWS if how in HOWS[:2] or way is diagnosed],

@@ -457,6 +457,7 @@ class Around(nn.Module):
         return self.out(self.attn(x))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("names", ["", "q, k, v = qkv"])
 @pytest.mark.parametrize(("scale", "exit_code"), [(1.0, 0), (1.01, 1)])
 def test_a_split_linear_is_no_fault_unless_a_part_is_wrong(

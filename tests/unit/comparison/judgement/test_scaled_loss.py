@@ -42,6 +42,7 @@ def test_a_scaled_loss_is_a_finding_only_where_nothing_undoes_it(tmp_path: Path,
     assert (comparison.exit_code == 1) is not unscaled
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("depth", ["stats", "tensor"])
 @pytest.mark.parametrize("scale", [1024.0, 3.0])
 def test_gradients_of_a_scaled_loss_are_judged(tmp_path: Path, scale: float, depth: str) -> None:

@@ -168,6 +168,7 @@ def large() -> TensorValue:
     return brain(draw(2304, 2048))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("way", list(parts_of(brain(draw(8, 8)))))
 def test_what_is_larger_than_the_setting_is_compared_within_it(large: TensorValue, way: str) -> None:
     """9 MiB of bfloat16 a side, 18 MiB as float32, under a setting of 1 MiB."""

@@ -46,6 +46,7 @@ def test_nothing_differs_and_merged_parameters_are_compared(trained, tmp_path):
             assert any(name in f"{row.site} {row.ref_site}" for row in rows), name
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("place", ["experts.w13_weight", "experts.w2_weight", "qkv"])
 def test_a_fault_is_found_where_it_is(trained, tmp_path, place):
     model, out, _ = trained

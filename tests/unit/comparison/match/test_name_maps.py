@@ -54,6 +54,7 @@ def pair(request, tmp_path_factory) -> tuple[str, dict[str, Any], Path, Path]:
     return name, how, out / "hf", out / "other"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("swapped", [False, True])
 def test_only_rounding_differs_and_merged_weights_are_compared(pair, swapped) -> None:
     name, how, *runs = pair
@@ -83,6 +84,7 @@ def faulty(model: Any, fault: str) -> Any:
     return model
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("fault", "place"), [("scale", "self_att"), ("key", "qkv"), ("gate", "gate_up_proj linear_fc1")]
 )

@@ -76,6 +76,7 @@ def test_a_teacher_that_is_declared_is_left_alone(tmp_path, dtype):
     assert findings(tmp_path / "run") == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "settings",
     [
@@ -150,6 +151,7 @@ def with_decay(average, model):
     return [(average, model, DECAY)]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("update", "declare", "expected"),
     [
@@ -214,6 +216,7 @@ def only_before_it_is_asked(step, average, model):
         follow(average, model, 0.0)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("update", "kinds"),
     [

@@ -80,6 +80,7 @@ def makers(net):
     }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", ["list", "dict", "AveragedModel"])
 @pytest.mark.parametrize("faulty", [True, False])
 def test_an_average_that_is_updated_at_each_micro_batch(tmp_path, net, kind, faulty):

@@ -63,6 +63,7 @@ def evaluates(step, model):
     model.first[1].eval()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "arguments",
     [

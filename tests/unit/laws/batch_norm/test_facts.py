@@ -29,6 +29,7 @@ def fact_of(folder):
     return next((fact for fact in trueline.facts(folder).facts if fact.name == "running-statistics"), None)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("settings", "words", "marks"),
     [

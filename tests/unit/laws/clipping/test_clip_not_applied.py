@@ -54,6 +54,7 @@ def test_clipping_whoever_does_it_is_left_alone(tmp_path, clip):
     assert said(tmp_path / "run", argparse.Namespace(grad_clip=0.5), clip) == ([], [])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "options",
     [

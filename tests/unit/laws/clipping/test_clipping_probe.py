@@ -49,6 +49,7 @@ def by_its_parts(params):
     torch.nn.utils.clip_grads_with_norm_(params, 0.1, torch.nn.utils.get_total_norm([param.grad for param in params]))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "clip",
     [
@@ -151,6 +152,7 @@ def _multiply(params, by=2.0):
         param.grad *= by
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("before", "between", "after", "kind"),
     [
@@ -212,6 +214,7 @@ def test_elements_that_are_left_out_are_named(tmp_path):
     assert (finding.code, finding.step_first, finding.evidence["names"]) == ("clip-differs", 3, ["0.weight"])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("how", ["alike", "threshold"])
 @pytest.mark.parametrize("shards", [False, True], ids=["replicas", "shards"])
 def test_ranks_that_clip_one_gradient_differently(two, tmp_path, how, shards):

@@ -80,6 +80,7 @@ def run_of(folder, train):
     return asked(folder, batches_dropped.CODE)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "train",
     [collected_and_forgotten, large_losses, a_micro_batch_forgotten, returned_as_none],
@@ -196,6 +197,7 @@ HEALTHY = [
 ]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("train", HEALTHY, ids=lambda f: f.__name__)
 def test_passes_that_are_meant_to_have_none_are_silent(tmp_path, train):
     assert run_of(tmp_path / "run", train) == ([], [])

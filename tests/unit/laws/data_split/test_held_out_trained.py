@@ -223,6 +223,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("made", HEALTHY.values(), ids=HEALTHY)
 def test_what_is_held_out_or_evaluated_on_purpose_is_silent(tmp_path, made):
     torch.manual_seed(5)

@@ -90,6 +90,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("read", "rows", "words"), FAULTS.values(), ids=FAULTS)
 def test_what_changes_again_in_each_epoch_is_found(tmp_path, read, rows, words):
     trained(tmp_path, Held(read, rows()))

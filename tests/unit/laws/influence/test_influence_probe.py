@@ -77,6 +77,7 @@ def test_where_it_does_not_apply_there_is_a_reason_and_no_finding(tmp_path, prob
     assert [told in line for line in check(trueline.open_run(tmp_path / "run")).next] == [True]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("preset", ["modules", "ops", "mix", "monitor"])
 def test_a_recorded_step_is_looked_at_and_has_nothing_of_it(tmp_path, preset):
     """No row more, no gradient seen twice, and training as it was."""

@@ -197,6 +197,7 @@ HEALTHY = (
 )  # fmt: skip
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("load", HEALTHY, ids=lambda load: load.__name__)
 def test_loads_that_are_meant_so_are_left_alone(tmp_path, load):
     torch.save(Encoder().state_dict(), tmp_path / "whole.pt")

@@ -159,6 +159,7 @@ UNDONE = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", UNDONE)
 def test_weights_that_are_drawn_behind_the_load_are_to_be_confirmed(tmp_path, name):
     (finding,) = said(tmp_path / "run", UNDONE[name](tmp_path))

@@ -122,6 +122,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("_listening")
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_loads_are_silent(tmp_path, name):

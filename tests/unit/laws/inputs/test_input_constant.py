@@ -53,6 +53,7 @@ NUMBERS = torch.arange(ROWS)
 NOWHERE = torch.zeros(ROWS, 9, dtype=torch.long)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [

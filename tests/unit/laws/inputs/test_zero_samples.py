@@ -65,6 +65,7 @@ def one_hot(*shape):
     return torch.eye(shape[1])[torch.randint(shape[1], shape[:1])]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("change", "facts"),
     [

@@ -111,6 +111,7 @@ def draws_beside(model, x):
     torch.randn(3)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("part", "settings"),
     [

@@ -385,6 +385,7 @@ def holding(model, out, **more):
 PART = [("warning", "still", "teacher")]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("far", "teacher", "student", "found"),
     [

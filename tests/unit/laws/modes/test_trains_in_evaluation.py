@@ -47,6 +47,7 @@ def freeze_encoder(model):
     model["encoder"].eval().requires_grad_(False)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("prepare", "settings", "expected"),
     [

@@ -135,6 +135,7 @@ def groups(spared, *, empty=True, decay=0.5):
     return make
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("make", "kinds"),
     [
@@ -280,6 +281,7 @@ def shared_part(generator, critic, of_generator, of_critic):
     of_generator.zero_grad()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("turn", [cleared_in_front, frozen_meanwhile, critic_first, joint, shared_part])
 def test_adversaries_that_are_cleared_and_parts_that_are_shared_are_left_alone(tmp_path, turn):
     assert adversaries(tmp_path / "run", turn) == []

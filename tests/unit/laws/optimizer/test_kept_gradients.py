@@ -44,6 +44,7 @@ def test_a_step_that_begins_with_used_gradients(tmp_path, none):
     assert set(finding.evidence["names"]) == {name for name, _ in mlp().named_parameters()}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("spared", "steps"),
     [(range(21, 45, 2), list(range(21, 45, 2))), (range(26, 45, 5), [26, 31, 36, 41]), ((29,), [29])],

@@ -56,6 +56,7 @@ MAKE = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MAKE)
 def test_healthy_moves_are_within(tmp_path, name, dtype):

@@ -75,6 +75,7 @@ def too_small(model, optimizer):
     model[2].weight.register_post_accumulate_grad_hook(drift)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("how", [lambda *_: None, all_left_out, without_rate, frozen, too_small])
 def test_a_rate_a_freeze_and_rounding_are_left_alone(tmp_path, how):
     assert asked(trained(tmp_path / "run", at_stop=how), param_stops.CODE) == ([], [])

@@ -148,6 +148,7 @@ FAULTY = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("make", "head", "tail"), FAULTY.values(), ids=FAULTY)
 def test_parts_that_are_never_read_are_found(tmp_path, make, head, tail):
     trained(tmp_path, make())
@@ -181,6 +182,7 @@ class Zero(nn.Module):
         return 0 * x
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("make", HEALTHY.values(), ids=HEALTHY)
 def test_other_layers_are_silent(tmp_path, make):
     trained(tmp_path, make())

@@ -95,6 +95,7 @@ def far_on(state, group):
     return state.setdefault("step", 5000)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "settings",
     [

@@ -116,6 +116,7 @@ def _sgd(model):
     return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("make", "before", "kind"),
     [
@@ -634,6 +635,7 @@ class Differences(nn.Module):
         return self.layer(x) - self.layer(x.flip(0))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("model", "names", "kind", "severity"),
     [

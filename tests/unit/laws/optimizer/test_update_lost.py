@@ -69,6 +69,7 @@ def rounded_up(number, model, optimizer):
         model[1].weight.data[0] = 0.99
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "settings",
     [

@@ -137,6 +137,7 @@ STRANGE = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", STRANGE)
 def test_training_is_the_same_and_nothing_is_reported(tmp_path, name):
     settings = {"steps": 8, **STRANGE[name]}

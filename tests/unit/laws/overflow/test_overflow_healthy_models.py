@@ -70,6 +70,7 @@ def trained(model, batch, out, *, autocast=None, preset="mix", depth="stats", op
     return overflow_origin.check(run) + near
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", MODELS)
 def test_a_healthy_model_is_left_alone(tmp_path, name):
     torch.manual_seed(0)
@@ -92,6 +93,7 @@ def test_a_healthy_model_with_checkpointing_is_left_alone(tmp_path, name):
     assert trained(model, batch, str(tmp_path / "run"), depth="fingerprint") == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["Llama eager, padded left", "Mixtral", "ViT"])
 def test_a_healthy_model_all_in_sixteen_bits_is_left_alone(tmp_path, name, dtype):
@@ -111,6 +113,7 @@ def test_adam_whose_epsilon_is_zero_in_float16_is_found(tmp_path):
     assert not all(param.isfinite().all() for param in model.parameters())
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", ["Llama eager, padded left", "Mixtral", "ViT"])
 @pytest.mark.parametrize("preset", ["modules", "mix"])
 def test_an_infinity_in_a_weight_of_each_is_found(tmp_path, name, preset):

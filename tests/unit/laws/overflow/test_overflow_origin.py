@@ -126,6 +126,7 @@ def test_the_counts_are_those_of_the_tensor(tmp_path):
     assert finding.evidence["counts"] == {"nan": 0, "pos_inf": counts[0], "neg_inf": 0}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("preset", ["modules", "ops", "mix"])
 @pytest.mark.parametrize("value", [INF, -INF, math.nan])
 def test_a_weight_is_named_since_the_step_in_which_it_is_not_finite(tmp_path, value, preset):
@@ -525,6 +526,7 @@ ADVICE = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", ADVICE)
 def test_advice_follows_the_operation_and_prints_the_argument(tmp_path, name):
     call, words = ADVICE[name]

@@ -92,6 +92,7 @@ def judged(out):
     return [(finding.severity, finding.evidence["kind"], finding.evidence["names"]) for finding in findings], reasons
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("make", "expected"),
     [

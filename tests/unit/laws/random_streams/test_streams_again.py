@@ -71,6 +71,7 @@ def test_a_seed_now_and_then_is_told_with_its_steps(tmp_path, dropout):
     assert finding.evidence["steps"] == [0, 4, 8]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("before", "more"),
     [

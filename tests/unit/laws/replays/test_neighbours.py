@@ -56,6 +56,7 @@ def train(rank, world_size, kind, out):
     return [x.detach().numpy().tobytes() for x in model.state_dict().values()], torch.rand(2).tolist()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", ["", "unsynced", "prints", "always"])
 def test_ranks_train_on_bit_for_bit(two, tmp_path, kind):
     assert two.run(train, kind, None) == two.run(train, kind, str(tmp_path / "run"))

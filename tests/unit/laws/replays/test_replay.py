@@ -339,6 +339,7 @@ def rows(run):
     return [Replayed.from_json(text) for text in run.texts("replayed").values()]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("make", [*MODELS, *LEFT_ALONE])
 def test_training_goes_on_bit_for_bit(tmp_path, make):
     plain, _ = trained(make, None)
@@ -375,6 +376,7 @@ def flipped(monkeypatch, at, *, of=functional.linear, bit=1 << 30):
     return calls
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("bit", [1, 1 << 22, 1 << 30, -(1 << 31)])
 @pytest.mark.parametrize(("number", "odd"), [(0, "training"), (2, "first"), (4, "second")])
 def test_one_flipped_bit_is_found_whichever_of_three_passes_has_it(tmp_path, monkeypatch, bit, number, odd):

@@ -50,6 +50,7 @@ def told(run):
     ]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("in_dict", [False, True])
 @pytest.mark.parametrize("is_saved", [True, False])
 def test_what_normalises_inputs_is_saved_or_not(tmp_path, in_dict, is_saved):

@@ -258,6 +258,7 @@ def test_prompts_that_are_not_known_to_be_equal_are_among_the_candidates(tmp_pat
         assert len(steps) > 1
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("scale", [2.5, 40.0])
 @pytest.mark.parametrize("rounded", [True, False])
 def test_sequences_of_bfloat16_do_not_pass_for_float32(tmp_path: Path, scale: float, rounded: bool) -> None:

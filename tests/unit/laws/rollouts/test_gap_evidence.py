@@ -161,6 +161,7 @@ def _min_p(p: Any) -> Any:
     return np.where(p >= 0.1 * p.max(-1, keepdims=True), p, 0.0)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("sampled", "cause", "says"),
     [

@@ -201,6 +201,7 @@ def test_a_log_of_means_that_is_well_says_how_much_was_looked_at(tmp_path: Path)
     assert "2 of 11 checks of rollouts had what they need; these found nothing" in report.verdict.line
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("told", [("entropy", "varentropy"), ("entropy",)])
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
 def test_an_engine_that_records_what_is_before_its_temperature_beside_a_trainer_with_it(

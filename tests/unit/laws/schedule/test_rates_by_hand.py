@@ -87,6 +87,7 @@ def test_a_schedule_of_the_first_group_alone_is_to_be_confirmed(tmp_path, make, 
     assert "that of group 1 stays at" in finding.claim
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("make", "schedule"),
     [
@@ -124,6 +125,7 @@ def test_a_schedule_that_is_far_below_the_rate_is_to_be_confirmed(tmp_path):
     assert finding.claim.endswith("to 0.001 at step 4, 1/100 of that.")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("make", "schedule"),
     [

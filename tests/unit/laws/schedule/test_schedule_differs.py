@@ -67,6 +67,7 @@ def four_times(step, scheduler, optimizer):
         scheduler.step()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("make", "advance"),
     [

@@ -120,6 +120,7 @@ def trained(folder, make, *, steps=12, times=1):
     return schedule_passed.check(trueline.open_run(folder))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "make",
     [

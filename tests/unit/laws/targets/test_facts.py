@@ -132,6 +132,7 @@ def test_a_mask_that_begins_one_late_skips_the_first_token(tmp_path, by):
     assert whole - share == pytest.approx(1 / LENGTH, abs=1e-3)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "kinds",
     [

@@ -66,6 +66,7 @@ def loaded(*tensors, epochs=2, apart=False):
             yield [x for part in parts for x in part]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("batches", [shuffled, loaded])
 @pytest.mark.parametrize(("labels", "loss_of"), [(Y_N, classify), (Z_N, regress)])
 def test_labels_that_are_shuffled_apart(tmp_path, batches, labels, loss_of):
@@ -155,6 +156,7 @@ def noisy():
     return ((x + 0.01 * torch.randn(x.shape), y) for x, y in shuffled(X_ND, Y_N, apart=True))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("batches", "loss_of", "model"),
     [

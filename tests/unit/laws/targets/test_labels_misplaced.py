@@ -106,6 +106,7 @@ def test_targets_that_are_not_the_next_token(tmp_path, loss_of, target):
     assert (finding.step_first, finding.step_last) == (0, 2)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "loss_of",
     [

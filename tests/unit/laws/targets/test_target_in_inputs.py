@@ -97,6 +97,7 @@ def healthy():
     yield "several targets", (x, x, functional.mse_loss, WIDTH)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("job", [job for _, job in healthy()], ids=[name for name, _ in healthy()])
 def test_what_does_not_tell_the_target(tmp_path, job):
     assert said_of(tmp_path / "run", *job) == []

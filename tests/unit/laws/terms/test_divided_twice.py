@@ -69,6 +69,7 @@ def with_three_divisions(logits, y, micro):
     return cross_entropy(logits, y) / MICROS / 2 / MICROS
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "loss_of",
     [
@@ -162,6 +163,7 @@ def temperature_within(logits, y, micro):
     return cross_entropy(logits / 4, y) / MICROS
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "loss_of",
     [

@@ -94,6 +94,7 @@ def test_a_term_that_is_detached_is_told_with_its_value(tmp_path, fit):
     assert "no gradient" in finding.claim
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "loss_of",
     [

@@ -98,6 +98,7 @@ UNDIVIDED = (
 )
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("loss_of", UNDIVIDED)
 def test_a_term_that_is_not_divided_as_the_main_one_is_found(tmp_path, loss_of):
     (finding,) = check(trained(tmp_path / "run", loss_of))
@@ -154,6 +155,7 @@ def penalty_once_an_update(model, logits, y, micro):
         (0.003 * sum(param.square().sum() for param in model.parameters())).backward()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "loss_of",
     [

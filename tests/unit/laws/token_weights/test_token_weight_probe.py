@@ -140,6 +140,7 @@ def recomputed(model, x, targets):
     return checkpoint(lambda z: cross_entropy(z, targets), model(x), use_reentrant=False)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("loss_of", "reason"),
     [
@@ -192,6 +193,7 @@ def test_what_gradients_are_multiplied_by_after_backward(tmp_path, after, factor
     assert factor is None or factors[:, 0].tolist() == [factor] * STEPS
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("loss_of", [by_total, by_mean, masked_by_hand, recomputed, two_heads])
 def test_training_is_the_same_to_the_bit(tmp_path, loss_of, dtype):

@@ -116,6 +116,7 @@ def test_a_part_of_1_beside_a_term_without_a_gradient_may_be_a_weight_of_several
 SCALE = 2.0**10
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("how", "kind"),
     [

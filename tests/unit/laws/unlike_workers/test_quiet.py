@@ -123,6 +123,7 @@ KINDS = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_said_of_workers_is_the_same_judged_whole_and_followed(tmp_path, kind, num_ranks):

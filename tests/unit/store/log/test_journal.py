@@ -41,6 +41,7 @@ def test_frames_read_back_as_written(journal):
     assert content.batches[3].to_pylist() == [{"step": 3, "rank": 0, "loss": 0.75, "lr": [0.0, 1.0, 2.0, 3.0]}]
 
 
+@pytest.mark.in_turn
 def test_every_truncation_loses_only_the_torn_frame(journal):
     data, offsets = journal
     for length in range(offsets[0], len(data)):
@@ -53,6 +54,7 @@ def test_every_truncation_loses_only_the_torn_frame(journal):
         )
 
 
+@pytest.mark.in_turn
 def test_every_flipped_byte_loses_only_its_frame(journal):
     data, offsets = journal
     for position in range(offsets[0], len(data)):

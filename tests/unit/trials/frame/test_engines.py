@@ -32,6 +32,7 @@ def run(job, folder, **environ):
     return job.run({**os.environ, **environ}, printed=place / "printed.txt", folder=folder)
 
 
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("warm_torchrun")
 def test_a_run_ends_with_its_status_what_it_printed_its_environment_and_folder(engine, tmp_path):
     says = "import os; print(os.environ['OURS'], os.getcwd()); raise SystemExit(3 if 'X' in os.environ else 0)"
@@ -61,6 +62,7 @@ def is_running(number):
 SLEEPS = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"
 
 
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("warm_torchrun")
 def test_a_run_that_does_not_end_in_time_is_ended(engine, tmp_path):
     timeout_s = 4.0 if engine == "torchrun" else 1.0

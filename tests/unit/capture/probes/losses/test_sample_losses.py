@@ -171,6 +171,7 @@ def test_all_passes_of_a_step_or_none():
     assert recorded(probe, whole, (logits[:1], labels[:1], torch.ones(()))) is None
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("positions", "classes"), [(3, 2), (65, 1000), (129, 20_011)])
 def test_a_models_own_rounding_is_no_disagreement(dtype, positions, classes):
