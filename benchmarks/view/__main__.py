@@ -134,7 +134,7 @@ def _not_a_number(step: int, rank: int, row: dict[str, Any]) -> None:
 def _screens_of_long_names() -> list[tuple[str, str, str, Callable[[BrowserPage], None]]]:
     lines = "document.querySelector('.lines canvas')"
     return [
-        ("Long names: triage", "", "document.querySelector('.facts')", lambda page: _keys(page, "jk")),
+        ("Long names: overview", "", "document.querySelector('.facts')", lambda page: _keys(page, "jk")),
         ("Long names: arrow keys over machines", "screen=trend&rows=host", lines, _arrows),
         ("Long names: mouse over the heat map", "screen=trend", lines, _move),
     ]
@@ -177,7 +177,7 @@ def _screens() -> list[tuple[str, str, str, Callable[[BrowserPage], None]]]:
     """Name, state, what is there once it is shown, and what is done to it."""
     lines, calls = "document.querySelector('.lines canvas')", "document.querySelector('.space .row.call')"
     return [
-        ("Triage", "", "document.querySelector('.facts')", lambda page: _keys(page, "jk")),
+        ("Overview", "", "document.querySelector('.facts')", lambda page: _keys(page, "jk")),
         ("Ranks × steps: mouse over the heat map", "screen=trend", lines, _move),
         ("Ranks × steps: arrow keys", "screen=trend", lines, _arrows),
         ("Ranks × steps: mouse over the lines", "screen=trend", lines, lambda page: _move(page, ".lines .u-over")),

@@ -53,7 +53,7 @@ def test_the_page_is_one_file_with_all_answers_in_it(run_path: Path, tmp_path: P
     answers = answers_in(document)
 
     assert (code, printed.startswith(f"Page: {out} (")) == (0, True)
-    assert answers["api/runs/0/triage"]["json"]["headline"].startswith("Fault found")
+    assert answers["api/runs/0/overview"]["json"]["headline"].startswith("Fault found")
     assert {"api/runs/0/heat?signal=loss", "api/runs/0/series?signal=loss&shown=apart"} <= set(answers)
     assert "default-src 'none'" in document
     assert not re.search(r'(src|href)="(?!data:)', document.partition("<script")[0])

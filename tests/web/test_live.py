@@ -13,7 +13,7 @@ from tests.web.served import Served
 pytestmark = NEEDS_BROWSER
 
 ROOT = Path(__file__).parents[2]
-STEP = "Number(document.querySelector('.status .quiet')?.textContent.match(/step (\\d+)/)?.[1] ?? -1)"
+STEP = "Number(document.querySelector('#verdict [role=status]')?.textContent.match(/step (\\d+)/)?.[1] ?? -1)"
 
 
 def test_a_run_that_grows_is_killed_and_vanishes_while_it_is_looked_at(tmp_path: Path) -> None:

@@ -58,11 +58,11 @@ def report_on(tmp_path: Path, *runs: Path) -> str:
 
 def test_a_finding_is_in_the_verdict_and_in_its_incident_with_numbers_as_words(tmp_path: Path) -> None:
     answers = answers_of(report_on(tmp_path, write_run(tmp_path / "exp", findings=(OVERLAP,))))
-    triage, incident = answers["api/runs/0/triage"], answers["api/runs/0/incidents/1"]
+    overview, incident = answers["api/runs/0/overview"], answers["api/runs/0/incidents/1"]
 
-    assert triage["headline"] == "Fault found: rank 1, since step 10; 1 finding."
-    assert triage["what"].startswith(OVERLAP.claim)
-    assert triage["next"] == ["Give every rank the same sampler seed."]
+    assert overview["headline"] == "Fault found: rank 1, since step 10; 1 finding."
+    assert overview["what"].startswith(OVERLAP.claim)
+    assert overview["next"] == ["Give every rank the same sampler seed."]
     (finding,) = incident["findings"]
     assert (finding["measured"], finding["expected"], finding["unit"]) == ("0.0886", "0", "fraction of samples")
     assert (finding["steps"], finding["false_alarms"]) == ("10–39", "≤ 3.2e−9")
@@ -72,8 +72,9 @@ def test_a_finding_is_in_the_verdict_and_in_its_incident_with_numbers_as_words(t
 def test_findings_of_one_fault_are_one_incident_with_its_advice_once(tmp_path: Path) -> None:
     answers = answers_of(report_on(tmp_path, write_run(tmp_path / "exp", findings=(LONGER, UNEVEN, SCALED))))
 
-    assert answers["api/runs/0/triage"]["headline"] == "Fault found: rank 2, since step 12; 3 findings in 2 incidents."
-    assert [each["where"] for each in answers["api/runs/0/triage"]["incidents"]] == [
+    headline = answers["api/runs/0/overview"]["headline"]
+    assert headline == "Fault found: rank 2, since step 12; 3 findings in 2 incidents."
+    assert [each["where"] for each in answers["api/runs/0/overview"]["incidents"]] == [
         "rank 2, since step 12",
         "ranks 0 and 3, since step 20",
     ]
@@ -89,7 +90,7 @@ def test_an_incident_accuses_whom_its_findings_name_and_has_their_word_on_settin
     louder = Finding("worker-grad-norm-outlier", "warning", "Its gradient is 3 times.", (0,), 5, 30)
     run = write_run(tmp_path / "exp", num_ranks=2, findings=(differs, louder))
     answers = answers_of(report_on(tmp_path, run))
-    (line,) = answers["api/runs/0/triage"]["incidents"]
+    (line,) = answers["api/runs/0/overview"]["incidents"]
     assert (line["where"], line["ranks"]) == ("rank 0 (against rank 1), since step 5", "rank 0")
     assert (line["lasts"], line["until"]) == (True, "until the end")
     incident = answers["api/runs/0/incidents/1"]
@@ -100,38 +101,38 @@ def test_an_incident_accuses_whom_its_findings_name_and_has_their_word_on_settin
 def test_a_fault_that_is_over_says_since_when(tmp_path: Path) -> None:
     short = Finding("worker-grad-norm-outlier", "warning", "Its gradient is 3 times.", (0,), 5, 30)
     answers = answers_of(report_on(tmp_path, write_run(tmp_path / "exp", findings=(short,))))
-    (line,) = answers["api/runs/0/triage"]["incidents"]
+    (line,) = answers["api/runs/0/overview"]["incidents"]
     assert (line["lasts"], line["until"]) == (False, "over since step 31")
 
 
 def test_a_clean_run_says_what_was_checked_and_a_short_one_that_its_workers_were_not_judged(tmp_path: Path) -> None:
-    triage = answers_of(report_on(tmp_path, write_run(tmp_path / "exp")))["api/runs/0/triage"]
-    assert triage["what"] == "The checks that ran found no fault."
-    assert re.match(r"\d+ checks? over steps 0–39 on 4 ranks: .*worker-loss-outlier", triage["checked"])
+    overview = answers_of(report_on(tmp_path, write_run(tmp_path / "exp")))["api/runs/0/overview"]
+    assert (overview["headline"], overview["what"]) == ("No fault found in 40 steps of 4 ranks.", "")
+    assert re.match(r"\d+ checks? over steps 0–39 on 4 ranks: .*worker-loss-outlier", overview["checked"])
 
-    triage = answers_of(report_on(tmp_path / "b", write_run(tmp_path / "b", num_steps=4)))["api/runs/0/triage"]
-    assert "None of them judges whether one rank’s loss" in triage["what"]
-    assert any("4 steps have losses to compare" in each["why"] for each in triage["unchecked"])
+    overview = answers_of(report_on(tmp_path / "b", write_run(tmp_path / "b", num_steps=4)))["api/runs/0/overview"]
+    assert "None of the checks that ran judges whether one rank’s loss" in overview["what"]
+    assert any("4 steps have losses to compare" in each["why"] for each in overview["unchecked"])
 
 
 def test_what_is_worth_knowing_stands_apart_from_incidents(tmp_path: Path) -> None:
     notice = Finding("rng-streams", "info", "Streams are equal.", (0, 1, 2, 3), 5, 9)
-    triage = answers_of(report_on(tmp_path, write_run(tmp_path / "a", findings=(notice,))))["api/runs/0/triage"]
+    overview = answers_of(report_on(tmp_path, write_run(tmp_path / "a", findings=(notice,))))["api/runs/0/overview"]
 
-    assert triage["incidents"] == []
-    assert {"code": "rng-streams", "claim": "Streams are equal."} in triage["notices"]
+    assert overview["incidents"] == []
+    assert {"code": "rng-streams", "claim": "Streams are equal."} in overview["notices"]
 
 
 def test_what_is_to_confirm_and_what_the_training_did_have_their_sections(tmp_path: Path) -> None:
     unusual = Finding("unusual", "confirm", "Half of the updates had rate 0.", evidence={"kind": "rate-zero"})
     path = write_run(tmp_path / "a", findings=(unusual,))
-    triage = answers_of(report_on(tmp_path, path))["api/runs/0/triage"]
+    overview = answers_of(report_on(tmp_path, path))["api/runs/0/overview"]
 
-    assert triage["confirm"] == [{"code": "unusual.rate-zero", "claim": unusual.claim}]
-    assert unusual.claim not in [notice["claim"] for notice in triage["notices"]]
+    assert overview["confirm"] == [{"code": "unusual.rate-zero", "claim": unusual.claim}]
+    assert unusual.claim not in [notice["claim"] for notice in overview["notices"]]
     facts = trueline.facts(path)
-    assert [area["heading"] for area in triage["training"]] == [heading for heading, _ in facts.by_area()]
-    assert triage["untold"] == facts.unknown_line
+    assert [area["heading"] for area in overview["training"]] == [heading for heading, _ in facts.by_area()]
+    assert overview["untold"] == facts.unknown_line
 
 
 def test_the_dispersions_of_the_workers_are_there_with_the_band_of_chance(tmp_path: Path) -> None:
@@ -169,10 +170,10 @@ def test_a_run_of_one_worker_has_curves_and_no_comparison(tmp_path: Path) -> Non
 
 def test_an_empty_run_is_not_called_clean(tmp_path: Path) -> None:
     document = report_on(tmp_path, write_run(tmp_path / "exp", num_steps=0))
-    triage = answers_of(document)["api/runs/0/triage"]
+    overview = answers_of(document)["api/runs/0/overview"]
 
-    assert triage["headline"] == "Cannot tell: no step was recorded."
-    assert triage["what"].startswith("This Run holds no rows")
+    assert overview["headline"] == "Cannot tell: no step was recorded."
+    assert overview["what"].startswith("This Run holds no rows")
     assert "no fault" not in Words(document).text.lower()
 
 
@@ -188,9 +189,9 @@ def test_settings_list_common_facts_once_and_name_who_differs(tmp_path: Path) ->
 def test_damage_is_listed(tmp_path: Path) -> None:
     path = write_run(tmp_path / "exp")
     (path / "env" / "rank-00003.json").write_text("{")
-    triage = answers_of(report_on(tmp_path, path))["api/runs/0/triage"]
+    overview = answers_of(report_on(tmp_path, path))["api/runs/0/overview"]
 
-    assert any("env/rank-00003.json: it is damaged" in note for note in triage["notes"])
+    assert any("env/rank-00003.json: it is damaged" in note for note in overview["notes"])
 
 
 def test_nan_everywhere_is_shown_and_no_error(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_nan_everywhere_is_shown_and_no_error(tmp_path: Path) -> None:
 
     answers = answers_of(report_on(tmp_path, write_run(tmp_path / "exp", change=spoil)))
 
-    assert answers["api/runs/0/triage"]["status"] == "out"
+    assert answers["api/runs/0/overview"]["status"] == "out"
     assert (answers["api/runs/0/heat?signal=loss"]["arrays"]["flags"] & 2).all()
 
 

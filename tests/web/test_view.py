@@ -125,6 +125,66 @@ def test_the_verdict_and_the_gravest_incident_come_first(served: Served) -> None
         assert SCRIPT in page.evaluate(f"{LINES}[0].textContent")
 
 
+def test_beside_the_verdict_is_the_curve_of_the_gravest_incident_that_has_one(served: Served) -> None:
+    drawn = served.json("/api/runs/0/overview")["picture"]
+    assert drawn["signal"] == "loss"
+    assert (drawn["ranks"], drawn["since"], drawn["incident"]) == ([3], 77, 2)
+    with opened(served, "run=0", "document.querySelector('.verdict .uplot')") as page:
+        assert page.evaluate("document.querySelector('.verdict .readout').textContent").startswith("step")
+        page.evaluate("document.querySelector('.verdict figcaption a').click()")
+        page.until("document.querySelector('h1')?.textContent.startsWith('The loss of rank 3 is not finite')")
+
+
+def test_a_healthy_run_shows_its_loss_and_each_question_with_the_checks_behind_it(tmp_path: Path) -> None:
+    with Served([write_run(tmp_path / "run", num_steps=NUM_STEPS)]) as page:
+        first_screen = page.json("/api/runs/0/overview")
+        assert (first_screen["picture"]["signal"], first_screen["picture"]["incident"]) == ("loss", None)
+        with opened(page, "", "document.querySelector('.verdict .uplot')") as shown:
+            assert shown.evaluate("document.querySelector('#incidents').hidden")
+            signs = shown.evaluate("[...document.querySelectorAll('.questions li')].map((each) => each.textContent)")
+            asked = {question["words"]: question for question in first_screen["questions"]}
+            assert len(signs) == len(asked)
+            assert any(sign.startswith("✓whether losses and gradients are finite: fine") for sign in signs)
+            assert "worker-nonfinite" in asked["whether losses and gradients are finite"]["checks"]
+            assert shown.errors == []
+
+
+def test_what_the_lines_show_is_read_at_the_pointer_and_saved_as_csv(served: Served) -> None:
+    with opened(served, "run=0&screen=trend", "document.querySelector('.uplot')") as page:
+        x, y = middle_of(page, ".uplot .u-over", across=0.5)
+        page.hover(x, y)
+        page.until("document.querySelector('.lines .readout').textContent.includes('median')")
+        read = page.evaluate("document.querySelector('.lines .readout').textContent")
+        assert "rank 2" in read
+        page.evaluate("window.saved = null; URL.createObjectURL = (blob) => { window.saved = blob; return 'data:,'; }")
+        page.evaluate("document.querySelector('.lines .saves button:last-child').click()")
+        head, first, *_ = page.evaluate("window.saved.text()").split("\n")
+        assert head.startswith("first_step,last_step,lowest,median,highest,lower,upper,rank_0_low,rank_0_high")
+        assert first.startswith("0,0,")
+
+
+@pytest.mark.parametrize(("along", "title"), [("seconds", "seconds"), ("tokens", "tokens")])
+def test_lines_are_drawn_over_time_and_tokens_smoothed_and_logarithmic(served: Served, along: str, title: str) -> None:
+    state = f"run=0&screen=trend&along={along}&smooth=5&log=1"
+    with opened(served, state, "document.querySelector('.uplot')") as page:
+        assert page.evaluate("document.querySelector('select[aria-label=along]').value") == along
+        assert page.evaluate("document.querySelector('select[aria-label=smooth]').value") == "5"
+        assert page.errors == []
+
+
+def test_runs_are_sorted_searched_and_drawn_over_each_other(served: Served) -> None:
+    names = "[...document.querySelectorAll('.runs > li .status a')].map((each) => each.textContent)"
+    with opened(served, "screen=runs&sort=name", "document.querySelectorAll('.runs > li').length === 4") as page:
+        assert page.evaluate(names) == sorted(page.evaluate(names))
+        page.evaluate("document.querySelectorAll('.runs input')[0].click()")
+        page.until("new URLSearchParams(location.hash.slice(1)).get('over') === '0'")
+        page.evaluate("document.querySelectorAll('.runs input')[3].click()")
+        page.until("document.querySelectorAll('.runs-screen .lines .key').length === 2")
+        assert page.errors == []
+    with opened(served, "screen=runs&find=wide", "document.querySelectorAll('.runs > li').length === 1") as page:
+        assert page.evaluate(names) == ["wide"]
+
+
 def test_the_keyboard_alone_leads_to_an_incident_and_back(served: Served) -> None:
     with opened(served, "run=0", "document.querySelector('.incident')") as page:
         page.press("j")
@@ -185,8 +245,8 @@ def test_an_incident_lists_the_samples_of_its_first_step_and_who_else_has_them(t
         row["part_losses"] = [1.25, row["loss"]]
 
     with Served([write_run(tmp_path / "run", num_steps=NUM_STEPS, change=high)]) as page:
-        triage = page.json("/api/runs/0/triage")["incidents"]
-        (number,) = [each["number"] for each in triage if each["code"] == "worker-loss-outlier"]
+        overview = page.json("/api/runs/0/overview")["incidents"]
+        (number,) = [each["number"] for each in overview if each["code"] == "worker-loss-outlier"]
         incident = page.json(f"/api/runs/0/incidents/{number}")
         (own,) = incident["samples"]
         assert (own["rank"], own["num"]) == (2, 2)
@@ -228,7 +288,7 @@ def test_a_step_is_an_outline_of_which_only_what_is_seen_is_there(served: Served
         )
         assert page.evaluate("document.querySelectorAll('.space .row').length") < 100
         page.press("End")
-        page.until("document.querySelector('.row[aria-selected=true]')?.textContent.includes('mlp.gelu')")
+        page.until("document.querySelector('.row[aria-selected=true]')?.title.includes('mlp.gelu')")
         page.press("n")
         page.until("document.querySelector('.row[aria-selected=true]')?.textContent.includes('4 not finite')")
         assert "train.py:34" in page.until("document.querySelector('.frames')?.textContent")
@@ -261,7 +321,9 @@ def test_a_run_without_numbers_offers_nothing_to_choose_and_is_not_called_health
     with opened(served, "run=1&screen=trend", "document.querySelector('.trend .nothing')?.checkVisibility()") as page:
         page.until("!document.querySelector('.trend .filter').checkVisibility()")
     with opened(served, "run=1", "document.querySelector('h1')?.textContent.startsWith('Cannot tell')") as page:
-        assert page.evaluate("document.querySelector('.incidents').textContent") == "Nothing could be judged."
+        said = page.evaluate("document.querySelector('.questions').textContent")
+        assert "whether losses and gradients are finite: not looked at" in said
+        assert "whether losses and gradients are finite: fine" not in said
 
 
 def test_searching_calls_leaves_those_that_match(served: Served) -> None:

@@ -23,7 +23,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_the_token_opens_everything_and_nothing_else_does(served: Served) -> None:
-    for path in ("/", "/api/runs", "/api/runs/0/triage", "/api/events", "/openapi.json"):
+    for path in ("/", "/api/runs", "/api/runs/0/overview", "/api/events", "/openapi.json"):
         for token in (None, "", "wrong-token-wrong-token", TOKEN + "x"):
             answer = served.ask(path, token=token)
             assert (answer.status, b"token" in answer.read()) == (403, True), (path, token)
@@ -88,10 +88,10 @@ def test_its_own_page_may_ask(served: Served) -> None:
         "/assets/serve.py",
         "/../secret.txt",
         "/secret.txt",
-        "/api/runs/..%2f..%2fsecret.txt/triage",
+        "/api/runs/..%2f..%2fsecret.txt/overview",
         "/api/runs/0/../../../secret.txt",
-        "/api/runs/7/triage",
-        "/api/runs/-1/triage",
+        "/api/runs/7/overview",
+        "/api/runs/-1/overview",
         "/api/runs/0/heat?signal=../../secret.txt",
         "/api/runs/0/calls?step=0&rank=0&at=../../secret.txt",
     ],

@@ -191,6 +191,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/runs/{number}/overview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Overview */
+        get: operations["overview_api_runs__number__overview_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs/{number}/record": {
         parameters: {
             query?: never;
@@ -293,23 +310,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/runs/{number}/triage": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Triage */
-        get: operations["triage_api_runs__number__triage_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -351,7 +351,8 @@ export interface components {
         /**
          * Call
          * @description One call: its place in the order of execution, how deep it lies, and numbers of its values: elements that are not
-         *     finite, largest magnitude, root mean square and share of zeros (None: not measured) of the worst of them.
+         *     finite; of the worst of the floating values that it returned (or else of all that it has) the largest magnitude,
+         *     root mean square and share of zeros (None: not measured).
          *     ``judgement`` is that of the worst of them in the comparison with the reference, "" where there is none.
          */
         Call: {
@@ -964,10 +965,90 @@ export interface components {
             code: string;
         };
         /**
+         * Overview
+         * @description All of the first screen. ``status`` is None, and the verdict about the judging itself, until the first judgement
+         *     is there; ``judged_to`` is the step that it saw last. ``untold`` says what of the training the Run does not tell.
+         */
+        Overview: {
+            /** Checked */
+            checked: string;
+            /** Confirm */
+            confirm: components["schemas"]["Notice"][];
+            /** Facts */
+            facts: [
+                string,
+                string
+            ][];
+            /** Failed */
+            failed: string;
+            /** Gone */
+            gone: string;
+            /** Headline */
+            headline: string;
+            /** Incidents */
+            incidents: components["schemas"]["IncidentLine"][];
+            /** Judged To */
+            judged_to: number | null;
+            /** Judging */
+            judging: boolean;
+            /** Last Step */
+            last_step: number | null;
+            /** Live */
+            live: boolean;
+            loss: components["schemas"]["Sparkline"] | null;
+            /** Name */
+            name: string;
+            /** Next */
+            next: string[];
+            /** Notes */
+            notes: string[];
+            /** Notices */
+            notices: components["schemas"]["Notice"][];
+            /** Path */
+            path: string;
+            picture: components["schemas"]["Picture"] | null;
+            /** Questions */
+            questions: components["schemas"]["Question"][];
+            /** Status */
+            status: ("out" | "suspect" | "clear" | "unknown") | null;
+            /** Training */
+            training: components["schemas"]["TrainingArea"][];
+            /** Unchecked */
+            unchecked: components["schemas"]["Unchecked"][];
+            /** Untold */
+            untold: string;
+            /** What */
+            what: string;
+        };
+        /**
+         * Picture
+         * @description The curve beside the verdict: ``signal`` over steps ``first`` to ``last``, of the ``ranks`` that are accused. It
+         *     is that of incident number ``incident``, which began at ``since``; of a healthy Run (None) the loss of all ranks.
+         */
+        Picture: {
+            /** First */
+            first: number | null;
+            /** Incident */
+            incident: number | null;
+            /** Last */
+            last: number | null;
+            /** Ranks */
+            ranks: number[];
+            /** Signal */
+            signal: string;
+            /** Since */
+            since: number | null;
+        };
+        /**
          * Question
-         * @description What was asked of the Run, and how far it was answered.
+         * @description What was asked of the Run, how far it was answered, and by which checks; ``faulty`` where one of these found a
+         *     fault.
          */
         Question: {
+            /** Checks */
+            checks: string[];
+            /** Faulty */
+            faulty: boolean;
             /**
              * State
              * @enum {string}
@@ -1095,7 +1176,7 @@ export interface components {
             /** Ref */
             ref: string | null;
             /** Screens */
-            screens: ("triage" | "trend" | "settings" | "step" | "compare")[];
+            screens: ("overview" | "trend" | "settings" | "step" | "compare")[];
         };
         /**
          * Runs
@@ -1140,11 +1221,18 @@ export interface components {
         };
         /**
          * Series
-         * @description What an answer shows with the arrays ``low``, ``high``, ``last`` float32 [L, B] and ``flags`` uint8 [L, B] of the
-         *     lines, ``first`` and ``end`` int32 [B], and over all ranks ``lowest``, ``lower``, ``median``, ``upper``, ``highest``
-         *     float32 [B] (extremes, quartiles and median of the ranks' last values; extremes of all values) and ``lowest_rank``,
-         *     ``highest_rank`` int32 [B]. A signal of the whole job has one line, of rank -1, and as extremes the band of chance;
-         *     ``said`` is what that band means.
+         * @description What an answer shows, with these arrays.
+         *
+         *     - ``low``, ``high``, ``last`` float32 [L, B] and ``flags`` uint8 [L, B]: the lines.
+         *     - ``first`` and ``end`` int32 [B]: the first step of a column, and the one after its last.
+         *     - ``seconds`` and ``tokens`` float32 [B]: what passed between the end of the first step of the Run and that of a
+         *       column's first, on all ranks; NaN where it is not known.
+         *     - ``lowest``, ``lower``, ``median``, ``upper``, ``highest`` float32 [B]: quartiles and median over all ranks of
+         *       their last values, extremes of all values.
+         *     - ``lowest_rank``, ``highest_rank`` int32 [B].
+         *
+         *     A signal of the whole job has one line, of rank -1, and as extremes the band of chance; ``said`` is what that band
+         *     means.
          */
         Series: {
             /** Flagged */
@@ -1219,10 +1307,12 @@ export interface components {
          * Signals
          * @description What a Run has to draw, first what says most; its ranks with the machine of each, and the steps of its rows.
          *
-         *     ``flagged`` are ranks that an error or warning names, unless it names all. ``truncated`` is how many parameter
-         *     groups are not offered.
+         *     ``flagged`` are ranks that an error or warning names, unless it names all. ``began`` are the steps since when
+         *     incidents are there. ``truncated`` is how many parameter groups are not offered.
          */
         Signals: {
+            /** Began */
+            began: number[];
             /** Flagged */
             flagged: number[];
             /** Hosts */
@@ -1264,7 +1354,7 @@ export interface components {
         };
         /**
          * Story
-         * @description Sentences, each whole. ``status`` is ``out``, ``suspect``, ``clear`` or ``unknown``, as the report's verdicts
+         * @description Sentences, each whole. ``title`` is the headline in the words of the call that it is about. ``status`` is ``out``, ``suspect``, ``clear`` or ``unknown``, as the report's verdicts
          *     have it; ``judged`` says how much was judged, '' where that is not known; ``facts`` are (label, text) about the
          *     first difference; ``one_sided`` are calls that only one run makes.
          */
@@ -1294,6 +1384,8 @@ export interface components {
             status: string;
             /** Steps */
             steps: string[];
+            /** Title */
+            title: string;
         };
         /**
          * TrainingArea
@@ -1304,60 +1396,6 @@ export interface components {
             heading: string;
             /** Lines */
             lines: string[];
-        };
-        /**
-         * Triage
-         * @description All of the first screen. ``status`` is None, and the verdict about the judging itself, until the first judgement
-         *     is there; ``judged_to`` is the step that it saw last. ``untold`` says what of the training the Run does not tell.
-         */
-        Triage: {
-            /** Checked */
-            checked: string;
-            /** Confirm */
-            confirm: components["schemas"]["Notice"][];
-            /** Facts */
-            facts: [
-                string,
-                string
-            ][];
-            /** Failed */
-            failed: string;
-            /** Gone */
-            gone: string;
-            /** Headline */
-            headline: string;
-            /** Incidents */
-            incidents: components["schemas"]["IncidentLine"][];
-            /** Judged To */
-            judged_to: number | null;
-            /** Judging */
-            judging: boolean;
-            /** Last Step */
-            last_step: number | null;
-            /** Live */
-            live: boolean;
-            /** Name */
-            name: string;
-            /** Next */
-            next: string[];
-            /** Notes */
-            notes: string[];
-            /** Notices */
-            notices: components["schemas"]["Notice"][];
-            /** Path */
-            path: string;
-            /** Questions */
-            questions: components["schemas"]["Question"][];
-            /** Status */
-            status: ("out" | "suspect" | "clear" | "unknown") | null;
-            /** Training */
-            training: components["schemas"]["TrainingArea"][];
-            /** Unchecked */
-            unchecked: components["schemas"]["Unchecked"][];
-            /** Untold */
-            untold: string;
-            /** What */
-            what: string;
         };
         /**
          * Unchecked
@@ -1476,7 +1514,7 @@ export interface operations {
                 limit?: number;
                 search?: string;
                 phase?: string;
-                statistic?: "not_finite" | "largest" | "rms" | "zeros" | "judgement";
+                statistic?: ("not_finite" | "largest" | "rms" | "zeros" | "judgement") | "auto";
                 at?: string;
             };
             header?: never;
@@ -1684,7 +1722,7 @@ export interface operations {
                 rank: number;
                 module?: string | null;
                 micro?: number | null;
-                statistic?: "not_finite" | "largest" | "rms" | "zeros" | "judgement";
+                statistic?: ("not_finite" | "largest" | "rms" | "zeros" | "judgement") | "auto";
                 search?: string;
                 unfolded?: boolean;
                 begin?: number | null;
@@ -1777,6 +1815,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["IncidentView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    overview_api_runs__number__overview_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                number: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Overview"];
                 };
             };
             /** @description Validation Error */
@@ -1975,37 +2044,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["RecordedSteps"];
-                };
-            };
-            /** @description Validation Error */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["HTTPValidationError"];
-                };
-            };
-        };
-    };
-    triage_api_runs__number__triage_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                number: number;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Triage"];
                 };
             };
             /** @description Validation Error */

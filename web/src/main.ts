@@ -7,16 +7,16 @@ import type { Context, Screen } from "./screen";
 import { comparison } from "./screens/comparison";
 import { incident } from "./screens/incident";
 import { overview } from "./screens/overview";
+import { runs } from "./screens/runs";
 import { settings } from "./screens/settings";
 import { step } from "./screens/step";
 import { trend } from "./screens/trend";
-import { triage } from "./screens/triage";
 import { Enclosed, type Grown, Server, type Schemas, type Source } from "./source";
 import "./page.css";
 
 const SCREENS: Record<string, { title: string; make: (context: Context) => Screen }> = {
-  runs: { title: "Runs", make: overview },
-  triage: { title: "Triage", make: triage },
+  runs: { title: "Runs", make: runs },
+  overview: { title: "Overview", make: overview },
   incident: { title: "Incident", make: incident },
   trend: { title: "Ranks × steps", make: trend },
   step: { title: "Step", make: step },
@@ -124,7 +124,7 @@ class Frame {
   /** The screen where the address names none: of several Runs all of them, until one is chosen. */
   private first(now: State): string {
     if (this.entries.filter((each) => !each.is_ref).length > 1 && now.run === undefined) return "runs";
-    return this.run.screens.find((each) => each === "triage") ?? this.run.screens[0];
+    return this.run.screens.find((each) => each === "overview") ?? this.run.screens[0];
   }
 
   private offered(): [string, string][] {
@@ -139,7 +139,7 @@ class Frame {
     this.told = told;
     this.nav.replaceChildren(
       ...this.offered().map(([name, title]) =>
-        h("li", null, h("a", { href: link(this.leadingTo(name)), "aria-current": (name === current || (name === "triage" && current === "incident")) && "page" }, title))),
+        h("li", null, h("a", { href: link(this.leadingTo(name)), "aria-current": (name === current || (name === "overview" && current === "incident")) && "page" }, title))),
     );
     const twins = (this.shown?.twins() ?? []).map((path) => this.source.twin(path)).filter(Boolean);
     this.foot.replaceChildren(
@@ -193,7 +193,7 @@ class Frame {
   }
 
   private leadingTo(screen: string): State {
-    return screen === "runs" ? { ...fresh(), screen } : { ...fresh(), run: String(this.run.id), screen: screen === "triage" ? "" : screen };
+    return screen === "runs" ? { ...fresh(), screen } : { ...fresh(), run: String(this.run.id), screen: screen === "overview" ? "" : screen };
   }
 }
 

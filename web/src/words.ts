@@ -20,3 +20,11 @@ export function number(value: number | null | undefined, digits = 4): string {
 export function counted(count: number, noun: string): string {
   return `${count.toLocaleString("en-US")} ${noun}${count === 1 ? "" : "s"}`;
 }
+
+/** How many times chance would have to be tried, of natural logarithms of odds: `150`, `2.4 million`, `10⁷⁵`. */
+export function oneIn(logOdds: number): string {
+  const tens = logOdds / Math.LN10;
+  if (tens < 6) return Math.round(10 ** tens).toLocaleString("en-US");
+  if (tens < 9) return `${Number((10 ** (tens - 6)).toPrecision(2))} million`;
+  return `10${[...String(Math.floor(tens))].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("")}`;
+}

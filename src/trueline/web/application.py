@@ -19,17 +19,25 @@ from trueline.store.plan_change import change_plan
 from trueline.web.answers import ARRAYS, Arrays, as_json
 from trueline.web.entries import Runs, asset, runs_of
 from trueline.web.html_document import version
-from trueline.web.views.calls import CallDetails, Calls, Outlines, RecordedSteps, Statistic, calls_of, recorded_steps
+from trueline.web.views.calls import (
+    AskedStatistic,
+    CallDetails,
+    Calls,
+    Outlines,
+    RecordedSteps,
+    calls_of,
+    recorded_steps,
+)
 from trueline.web.views.compared import ComparisonView, RowsView, comparison_of, rows_of, table_of
 from trueline.web.views.cosines import Cosines, cosines_of
 from trueline.web.views.fault_path import Fault, fault_path_of
 from trueline.web.views.graph import Graph, StepGraph, graph_of
 from trueline.web.views.heat import Heat, Quantity, Rows, heat_of
 from trueline.web.views.incident import IncidentView, incident_of, recording
+from trueline.web.views.overview import Overview, overview_of
 from trueline.web.views.series import Series, series_of
 from trueline.web.views.settings import Settings, settings_of
 from trueline.web.views.signals import Signals, signals_of
-from trueline.web.views.triage import Triage, triage_of
 from trueline.web.watched_run import WatchedRun
 
 _EVENTS_EVERY_S = 0.5
@@ -139,7 +147,7 @@ def _views(runs: Sequence[WatchedRun]) -> Mapping[str, tuple[str, type, Callable
         limit: int = 200,
         search: str = "",
         phase: str = "",
-        statistic: Statistic = "not_finite",
+        statistic: AskedStatistic = "auto",
         at: str = "",
     ) -> Calls:
         page = {"offset": offset, "limit": limit, "search": search, "phase": phase, "at": at}
@@ -154,7 +162,7 @@ def _views(runs: Sequence[WatchedRun]) -> Mapping[str, tuple[str, type, Callable
         rank: int,
         module: str | None = None,
         micro: int | None = None,
-        statistic: Statistic = "not_finite",
+        statistic: AskedStatistic = "auto",
         search: str = "",
         unfolded: bool = False,
         begin: int | None = None,
@@ -167,7 +175,7 @@ def _views(runs: Sequence[WatchedRun]) -> Mapping[str, tuple[str, type, Callable
         return graph_of(step_graph, **opened, statistic=statistic, fault_path=path)
 
     return {
-        "triage": ("triage", Triage, triage_of),
+        "overview": ("overview", Overview, overview_of),
         "incidents/{place}": ("incident", IncidentView, incident_of),
         "settings": ("settings", Settings, settings_of),
         "comparison": ("comparison", ComparisonView, comparison_of),

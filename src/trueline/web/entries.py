@@ -11,7 +11,7 @@ from trueline.schema.errors import InputError
 from trueline.web.html_document import version
 from trueline.web.watched_run import WatchedRun
 
-Screen = Literal["triage", "trend", "settings", "step", "compare"]
+Screen = Literal["overview", "trend", "settings", "step", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def runs_of(runs: Sequence[WatchedRun], *, served: bool) -> Runs:
     entries: list[RunEntry] = []
     references = {watched.ref for watched in runs}
     for number, watched in enumerate(runs):
-        screens: list[Screen] = ["triage", "trend", "settings"]
+        screens: list[Screen] = ["overview", "trend", "settings"]
         if served and watched.run.has_records:
             screens.append("step")
         if served and watched.ref is not None:

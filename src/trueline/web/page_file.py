@@ -27,10 +27,10 @@ from trueline.web.views.compared import RowsView, compared_view, row_views
 from trueline.web.views.cosines import cosines_of
 from trueline.web.views.heat import Quantity, heat_of
 from trueline.web.views.incident import incident_of
+from trueline.web.views.overview import Overview, overview_of
 from trueline.web.views.series import series_of
 from trueline.web.views.settings import settings_of
 from trueline.web.views.signals import Signal, signals_of
-from trueline.web.views.triage import Triage, triage_of
 from trueline.web.watched_run import WatchedRun
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _words(runs: Sequence[WatchedRun]) -> dict[str, Any]:
     answers: dict[str, Any] = {"api/runs": runs_of(runs, served=False)}
     for number, watched in enumerate(runs):
         base = f"api/runs/{number}"
-        answers[f"{base}/triage"] = triage_of(watched)
+        answers[f"{base}/overview"] = overview_of(watched)
         answers[f"{base}/settings"] = settings_of(watched)
         for number_in in range(1, 1 + len(_incidents(watched))):
             answers[f"{base}/incidents/{number_in}"] = incident_of(watched, number_in)
@@ -170,11 +170,11 @@ def _words_of_runs(runs: Sequence[WatchedRun], answers: Mapping[str, Any]) -> tu
     ]
     lines: list[str] = []
     for number in range(len(runs)):
-        triage: Triage = answers[f"api/runs/{number}/triage"]
-        lines += [f"{triage.name}: {triage.headline}", triage.what, *triage.next]
-        for incident in triage.incidents:
+        overview: Overview = answers[f"api/runs/{number}/overview"]
+        lines += [f"{overview.name}: {overview.headline}", overview.what, *overview.next]
+        for incident in overview.incidents:
             lines.append(f"{incident.where}: {incident.severity} {incident.code}: {incident.title}")
-        lines += [f"{notice.code}: {notice.claim}" for notice in triage.notices]
+        lines += [f"{notice.code}: {notice.claim}" for notice in overview.notices]
     return headline(verdicts) if verdicts else "Cannot tell.", lines
 
 

@@ -13,7 +13,7 @@ from tests.web.served import JudgeHere
 
 from trueline.schema.errors import RunError
 from trueline.web import watched_run
-from trueline.web.views.triage import triage_of
+from trueline.web.views.overview import overview_of
 from trueline.web.watched_run import WatchedRun
 
 
@@ -30,7 +30,7 @@ def watch(path: Path, judge: Any = None) -> WatchedRun:
 def test_nothing_is_concluded_before_the_first_judgement(tmp_path: Path) -> None:
     run = watch(write_run(tmp_path / "run", num_steps=3), JudgeHere(holding=True))
     run.look()
-    seen = triage_of(run)
+    seen = overview_of(run)
 
     assert (seen.status, seen.headline, seen.judging) == (None, "Not judged yet.", True)
     assert seen.incidents == ()
@@ -67,7 +67,7 @@ def test_a_run_that_vanishes_is_said_and_what_was_read_stays(tmp_path: Path) -> 
     before = run.stamp
     shutil.rmtree(path)
     run.look()
-    seen = triage_of(run)
+    seen = overview_of(run)
 
     assert "can no longer be read" in seen.gone
     assert seen.last_step == 2
@@ -80,7 +80,7 @@ def test_a_run_that_vanishes_between_two_looks_is_said_by_whatever_is_asked(tmp_
     path = write_run(tmp_path / "run", num_steps=3)
     run = watch(path)
     shutil.rmtree(path)
-    seen = triage_of(run)
+    seen = overview_of(run)
     assert seen.gone.startswith("The Run can no longer be read: workers/")
     assert seen.gone.endswith("). What is shown was read before.")
     assert (seen.facts, seen.live) == ((), False)
@@ -98,7 +98,7 @@ def test_a_judgement_that_fails_is_said_and_the_last_one_stays(tmp_path: Path) -
     run = watch(write_run(tmp_path / "run", num_steps=3), Broken())
     run.look()
     run.look()
-    seen = triage_of(run)
+    seen = overview_of(run)
 
     assert seen.headline == "Cannot tell: judging failed."
     assert "ValueError: too large" in seen.failed

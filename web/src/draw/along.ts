@@ -12,7 +12,7 @@ const PHASES: Record<string, string> = { fwd: "forward", bwd: "backward", param:
 
 /** A dot for each column; equal values lie on the ground. A click lists the value among the others. */
 export function along(data: Schemas["Along"], pick: (at: number) => void): HTMLElement {
-  const width = Math.max(280, Math.min(innerWidth - 32, 1000));
+  const width = Math.max(280, Math.min(innerWidth - 64, 1280));
   const log = (times: number | null | undefined) => (times ? Math.max(-3, Math.min(CEILING, Math.log10(times))) : null);
   const logs = data.columns.map((each) => log(each.times)).filter((each) => each !== null);
   const [low, high] = [Math.min(-1, ...logs), Math.max(1, ...logs)];

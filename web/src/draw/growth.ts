@@ -10,7 +10,7 @@ const BELOW = 18;
 
 /** A mark for each step over the line up to which rounding explains all; a click chooses the step. */
 export function growth(steps: Schemas["Growth"][], chosen: number | null, pick: (step: number) => void): HTMLElement {
-  const width = Math.max(280, Math.min(innerWidth - 32, 720));
+  const width = Math.max(280, Math.min(innerWidth - 64, 1280));
   const known = steps.filter((each) => each.times !== null && each.times > 0);
   if (known.length < 2) return h("div", null);
   const logs = known.map((each) => Math.log10(each.times!));

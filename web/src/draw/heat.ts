@@ -15,6 +15,7 @@ const MOST_LEFT = 160;
 const BELOW = 20;
 const MAX_HEIGHT = 520;
 const MIN_ROW = 3;
+const HALF_LETTER = 6;
 const NAN = 2;
 const POS = 4;
 const NEG = 8;
@@ -175,7 +176,7 @@ export class Heat {
     const { rows } = this.data!.head;
     const every = Math.max(1, Math.ceil((rows.length * 14) / this.height));
     for (let row = 0; row < rows.length; row += every)
-      context.fillText(elided(context, this.labels[row], this.left - 12), this.left - 6, this.yOf(row + 0.5));
+      context.fillText(elided(context, this.labels[row], this.left - 12), this.left - 6, Math.max(this.yOf(row + 0.5), HALF_LETTER)); // whole, also of a thin first row
     const [first, end] = [this.data!.int("first"), this.data!.int("end")];
     if (!first.length) return;
     context.textBaseline = "alphabetic";

@@ -2,7 +2,7 @@
 
 import { h } from "../dom";
 import { Heat, type HeatData } from "../draw/heat";
-import { ends, Lines, type SeriesData } from "../draw/lines";
+import { ends, Lines, type Look, type SeriesData } from "../draw/lines";
 import type { Context } from "../screen";
 import { query, type Schemas } from "../source";
 
@@ -14,7 +14,7 @@ export class Beside {
   readonly element: HTMLElement;
 
   constructor(private readonly context: Context, heard: { point: (step: number | null) => void; zoom: (first: number, last: number) => void }) {
-    this.lines = new Lines(heard);
+    this.lines = new Lines(heard, { height: 260, named: false });
     this.heat = new Heat({ point: (cell) => heard.point(cell ? this.data!.int("first")[cell.column] : null), pick: () => {}, zoom: heard.zoom });
     this.element = h("section", null, this.title, this.said, this.heat.element, this.lines.element);
   }
@@ -46,8 +46,8 @@ export class Beside {
     }
   }
 
-  show(series: SeriesData, above: SeriesData): void {
-    this.lines.show(series, [], ends(above));
+  show(series: SeriesData, above: SeriesData, look: Look): void {
+    this.lines.show(series, [], ends(above), look);
   }
 
   mark(step: number | null): void {

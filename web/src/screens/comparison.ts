@@ -71,6 +71,7 @@ export function comparison(context: Context): Screen {
       table.selected = -1;
       detail.replaceChildren(h("p", { class: "quiet" }, "Select a value: click it, or press j."));
       await table.reset();
+      if (!now.judged && !now.find && !now.step) await toFirst();
     }
   }
 
@@ -111,7 +112,8 @@ function verdict(view: Schemas["ComparisonView"]): Node[] {
   const code = new Set(["first", "code", "in REF"]);
   return [
     h("p", { class: `status ${story.status}` }, verdictMark(story.status), sides),
-    h("h1", { class: story.headline.length > 120 ? "long" : "" }, story.headline),
+    h("h1", { class: story.title.length > 120 ? "long" : "" }, story.title),
+    story.title === story.headline ? document.createTextNode("") : h("p", { class: "what" }, story.headline),
     story.judged ? h("p", { class: "quiet" }, `Judged: ${story.judged}.`) : document.createTextNode(""),
     story.facts.length ? h("dl", { class: "pairs facts" }, ...story.facts.map(([label, text]) => h("div", null, h("dt", null, String(label)), h("dd", null, code.has(String(label)) ? h("code", null, String(text)) : String(text))))) : document.createTextNode(""),
     story.next.length ? h("div", { class: "next" }, h("h3", null, "Next"), h("ul", null, ...story.next.map((text) => h("li", null, prose(text.startsWith("trueline ") ? `\`${text}\`` : text))))) : document.createTextNode(""),

@@ -82,11 +82,14 @@ function parts(data: View, series: SeriesData | null, lines: Lines, ask: Ask, se
 
 function chart(data: View, series: SeriesData, lines: Lines): HTMLElement {
   const { head } = series;
-  const accused = data.ranks.length && data.ranks.length < head.num_ranks ? `The coloured line is ${data.ranks.length > 1 ? "of the accused ranks" : `rank ${data.ranks[0]}`}` : head.num_ranks > 1 ? "No finding tells one rank from the others" : "There is one rank";
+  const some = data.ranks.length > 0 && data.ranks.length < head.num_ranks;
+  const accused = some ? "" : head.num_ranks > 1 ? " No finding tells one rank from the others." : " There is one rank.";
+  const band = head.num_ranks > 1 ? " The band reaches from the lowest to the highest rank, its inner part holds the middle half, dashed is the median. Drag to zoom in." : " Drag to zoom in.";
+  const apart: State = some ? { shown: "apart", rows: "worst" } : {}; // there a bad one of many cannot be missed
   return h("figure", { class: "chart" },
-    h("figcaption", null, h("b", null, head.title), h("span", { class: "quiet" }, ` ${accused}; the band reaches from the lowest to the highest rank, its inner part holds the middle half, dashed is the median.`, head.hidden ? ` Hidden: ${head.hidden}.` : "")),
+    h("figcaption", null, h("b", null, head.title), h("span", { class: "quiet" }, accused, band, head.hidden ? ` Hidden: ${head.hidden}.` : "")),
     lines.element,
-    h("p", { class: "small" }, h("a", { href: link({ run: state().run ?? "", screen: "trend", signal: data.signal, pin: data.ranks.slice(0, 4).join(","), first: String(data.draw_first ?? ""), last: String(data.draw_last ?? "") }) }, "All ranks and steps of it")));
+    h("p", { class: "small" }, h("a", { href: link({ run: state().run ?? "", screen: "trend", signal: data.signal, pin: data.ranks.slice(0, 4).join(","), first: String(data.draw_first ?? ""), last: String(data.draw_last ?? ""), ...apart }) }, "All ranks and steps of it")));
 }
 
 function evidence(data: View): HTMLElement {

@@ -10,7 +10,7 @@ import { counted, number } from "../words";
 import { OpenedModule } from "./opened";
 
 type Calls = Schemas["Calls"];
-const STATISTICS: [string, string][] = [["", "not finite"], ["largest", "largest magnitude"], ["rms", "root mean square"], ["zeros", "share of zeros"]];
+const STATISTICS: [string, string][] = [["not_finite", "not finite"], ["largest", "largest magnitude"], ["rms", "root mean square"], ["zeros", "share of zeros"]];
 const PHASES: Record<string, string> = { fwd: "forward", bwd: "backward", param: "parameters", grad: "gradients", opt: "optimizer", comm: "communication", save: "saved" };
 
 const HEAD = () => h("div", { class: "row call heads", "aria-hidden": "true" }, h("i", { class: "swatch" }), h("span", { class: "phase" }, ""), h("span", { class: "name" }, "call"), h("span", { class: "shape" }, "output"), h("span", { class: "right" }, "statistic"), h("span", { class: "source" }, "line of code"));
@@ -60,7 +60,6 @@ export function step(context: Context): Screen {
     const recorded = await context.source.json<Schemas["RecordedSteps"]>(context.api("steps"));
     fill(steps, recorded.steps, now.step);
     fill(ranks, recorded.ranks, now.rank);
-    colour.value = now.by ?? "";
     if (document.activeElement !== search) search.value = now.find ?? "";
     if (!recorded.steps.length) {
       said.textContent = "No step was recorded. `trueline plan RUN --set preset=mix --set steps=FIRST:END` records some while the job runs.";
@@ -100,6 +99,7 @@ export function step(context: Context): Screen {
     const known = head as Calls;
     phases.replaceChildren(h("option", { value: "" }, "all"), ...known.phases.map((name) => h("option", { value: name }, PHASES[name] ?? name)));
     phases.value = now.phase ?? "";
+    colour.value = known.statistic;
     first.hidden = known.num_not_finite === 0;
     said.textContent = `${known.total === known.num_calls ? counted(known.num_calls, "call") : `${known.total.toLocaleString("en-US")} of ${counted(known.num_calls, "call")}`}. ${known.num_not_finite ? `${counted(known.num_not_finite, "call")} with values that are not finite; masks of −inf are among them.` : "All values are finite."}`;
   }
@@ -147,12 +147,19 @@ function row(call: Schemas["Call"], head: Calls): HTMLElement {
   const swatch = h("i", { class: "swatch", title: shownNumber(call, head.statistic) });
   swatch.style.background = valueColour(call.not_finite, head.statistic, numberOfCall(call, head.statistic), head.scale ?? null, call.judgement);
   const cut = call.name.lastIndexOf(".") + 1;
-  const name = h("span", { class: "name" }, cut ? h("span", { class: "quiet" }, call.name.slice(0, cut)) : null, call.name.slice(cut) || call.api, call.call ? h("small", null, `#${call.call}`) : null);
+  // its modules are in the rows above, but where a search leaves these out
+  const path = cut && state().find ? h("span", { class: "quiet" }, call.name.slice(0, cut)) : null;
+  const name = h("span", { class: "name" }, path, leaf(call.name, path === null ? 0 : cut) || call.api, call.call ? h("small", null, `#${call.call}`) : null);
   name.style.paddingLeft = `${Math.min(call.depth, 24) * 14}px`;
   return h("div", { class: `row call ${call.kind}`, title: `${call.name}\n${call.api}` }, swatch, h("span", { class: "phase" }, call.phase), name,
     h("span", { class: "shape quiet" }, call.shape ? `${call.dtype} ${call.shape}` : ""),
     h("span", { class: "right" }, shownNumber(call, head.statistic)),
     h("span", { class: "source quiet" }, shortly(call.source)));
+}
+
+/** The last part of a name, with the one before where it is a number alone: `h.0`. */
+function leaf(name: string, from: number): string {
+  return from ? name.slice(from) : (/[^.]*\.\d+$/.exec(name)?.[0] ?? name.slice(name.lastIndexOf(".") + 1));
 }
 
 function shownNumber(call: Schemas["Call"], statistic: Calls["statistic"]): string {
@@ -202,7 +209,6 @@ function described(found: Schemas["CallDetails"]): Node[] {
   return [
     h("h2", null, call.name || call.api),
     h("dl", { class: "pairs" }, ...[["Function", call.api], ["Phase", PHASES[call.phase] ?? call.phase], ["Module", found.module], ["Flags", found.flags], ["Overflow", overflow(found)], ["Micro-batch", String(call.micro)], ["Call", `${call.call}, place ${call.place}`]].filter(([, text]) => text).map(([name, text]) => h("div", null, h("dt", null, name), h("dd", null, text)))),
-    found.frames.length ? h("div", null, h("h3", null, "Called from"), h("ol", { class: "frames" }, ...found.frames.map((frame) => h("li", null, h("code", null, frame))))) : h("p", { class: "quiet" }, "No call stack was taken."),
     found.arguments.length ? h("div", null, h("h3", null, "Arguments"), h("dl", { class: "pairs" }, ...found.arguments.map(([name, text]) => h("div", null, h("dt", null, String(name)), h("dd", null, h("code", null, String(text))))))) : document.createTextNode(""),
     h("div", { class: "scroll" }, h("table", null, h("thead", null, h("tr", null, ...["value", "", ...names.map((name) => name.replace("pos_inf", "+inf").replace("neg_inf", "−inf"))].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", null, ...found.values.map((value) => h("tr", { title: value.site }, h("th", { scope: "row" }, value.slot), h("td", { class: "quiet" }, `${value.dtype} ${value.shape}`, value.note ? h("small", null, ` ${value.note}`) : null),
@@ -210,5 +216,6 @@ function described(found: Schemas["CallDetails"]): Node[] {
           const text = value.numbers.find(([each]) => each === name)?.[1];
           return h("td", { class: "right" }, typeof text === "string" ? text : number(text as number | null));
         })))))),
+    found.frames.length ? h("details", null, h("summary", null, `Called from ${found.frames[0]}`), h("ol", { class: "frames" }, ...found.frames.map((frame) => h("li", null, h("code", null, frame))))) : h("p", { class: "quiet" }, "No call stack was taken."),
   ];
 }

@@ -4,7 +4,7 @@ import { change, numberOf, numbersOf, state, type State } from "../address";
 import { h } from "../dom";
 import { css, NOT_FINITE, ramp } from "../draw/colours";
 import { type Cell, Heat, type HeatData } from "../draw/heat";
-import { ends, hues, Lines, type SeriesData } from "../draw/lines";
+import { type Axis, columnOf, ends, hues, Lines, type Look, readoutAt, type SeriesData } from "../draw/lines";
 import { Matrix } from "../draw/matrix";
 import type { Context, Screen } from "../screen";
 import { query, type Schemas } from "../source";
@@ -14,6 +14,9 @@ import { Beside } from "./beside";
 const CHOICES: Record<string, [string, string][]> = {
   shown: [["", "value"], ["apart", "distance from the ranks’ median"], ["relative", "difference from the other Run, relative"]],
   rows: [["", "by rank"], ["worst", "farthest first"], ["host", "by machine"]],
+  along: [["", "step"], ["seconds", "time"], ["tokens", "tokens"]],
+  smooth: [["", "as they are"], ["5", "mean of 5"], ["20", "mean of 20"], ["100", "mean of 100"]],
+  log: [["", "linear"], ["1", "logarithmic"]],
 };
 
 export function trend(context: Context): Screen {
@@ -33,12 +36,13 @@ export function trend(context: Context): Screen {
   const over = h("select", { "aria-label": "Over", onchange: () => change({ over: over.value }) }, h("option", { value: "" }, "steps"), h("option", { value: "rank" }, "ranks, at the step that was clicked"));
   const across = h("label", null, "over ", over);
   const as = h("label", null, "as ", chosen.shown);
-  const lines = new Lines({ point: (step) => pointed(step, null), zoom });
+  const lines = new Lines({ point: (step) => pointed(step, null), zoom }, { height: 260, named: false }); // the legend names them
   const heat = new Heat({ point: (cell) => pointed(cell ? heatData!.int("first")[cell.column] : null, cell), pick, zoom });
   const matrix = new Matrix();
   /** What is there only where a number of each rank is drawn. */
   const ranked = [legend, pins, matrix.element, as];
-  const plots = h("div", null, readout, heat.element, legend, pins, lines.element, note, beside.element, matrix.element);
+  const looks = h("p", { class: "filter" }, h("label", null, "Lines over ", chosen.along), h("label", null, "values ", chosen.smooth), h("label", null, "scale ", chosen.log), h("span", { class: "quiet small" }, "Drag over a drawing to zoom in; \"All steps\" or Esc leads back."));
+  const plots = h("div", null, readout, heat.element, legend, pins, looks, lines.element, note, beside.element, matrix.element);
   const nothing = h("p", { class: "nothing" }, "This Run holds no numbers over steps.");
   const choices = h("p", { class: "filter" }, h("label", null, "Draw ", signal), across, as, context.source.served ? [h("label", null, "rows ", chosen.rows), h("label", null, "pin ", found)] : null, others.length ? h("label", null, "beside ", other) : null, whole);
   const element = h("div", { class: "trend" },
@@ -73,7 +77,7 @@ export function trend(context: Context): Screen {
     beside.element.hidden = true;
     ranked.forEach((each) => { each.hidden = drawn.of !== "rank"; });
     heat.element.hidden = drawn.of === "job";
-    lines.element.hidden = drawn.of === "group";
+    lines.element.hidden = looks.hidden = drawn.of === "group";
     across.hidden = drawn.of !== "group" || !context.source.served;
     if (drawn.of === "group") {
       over.value = now.over ?? "";
@@ -92,8 +96,8 @@ export function trend(context: Context): Screen {
       const below = beyond === null ? null : await beside.fetch(beyond, { ...asked, shown: "" }, null);
       readout.textContent = "";
       note.textContent = seriesData.head.said;
-      lines.show(seriesData, [], below ? ends(below) : []);
-      if (below) beside.show(below, seriesData);
+      lines.show(seriesData, began(), below ? ends(below) : [], look(now));
+      if (below) beside.show(below, seriesData, look(now));
       return;
     }
     const [cells, series] = await Promise.all([
@@ -104,12 +108,17 @@ export function trend(context: Context): Screen {
     seriesData = series;
     const below = beyond === null || shown === "relative" ? null : await beside.fetch(beyond, asked, cells);
     heat.show(cells, pinned);
-    lines.show(series, [], below ? ends(below) : []);
-    if (below) beside.show(below, series);
+    lines.show(series, began(), below ? ends(below) : [], look(now));
+    if (below) beside.show(below, series, look(now));
     tell(drawn, pinned);
     const step = numberOf(now, "step", null) ?? facts.step_last ?? 0;
     mark();
     matrix.show(await context.source.packed<Schemas["Cosines"]>(context.api(query("cosines", { step }))), facts.flagged);
+  }
+
+  /** Since when incidents are there. */
+  function began(): { step: number; name: string }[] {
+    return facts!.began.map((step) => ({ step, name: `since ${step}` }));
   }
 
   /** What the colours mean. */
@@ -152,10 +161,8 @@ export function trend(context: Context): Screen {
 
   function sayOfJob(step: number | null): void {
     if (step === null || seriesData === null) return;
-    const first = seriesData.int("first");
-    let at = first.findIndex((each) => each > step);
-    at = at < 0 ? first.length - 1 : Math.max(at - 1, 0);
-    if (at >= 0) readout.textContent = `step ${first[at]}: ${number(seriesData.float("last")[at])}`;
+    const at = columnOf(seriesData, step);
+    if (at >= 0) readout.textContent = readoutAt(seriesData, at);
   }
 
   function say(step: number | null, cell: Cell | null): void {
@@ -165,10 +172,7 @@ export function trend(context: Context): Screen {
     const [first, last] = [heatData.int("first")[column], heatData.int("end")[column] - 1];
     const steps = heatData.head.over === "rank" ? `rank ${first}` : first === last ? `step ${first}` : `steps ${first}–${last}`;
     if (cell !== null) readout.textContent = `${heatData.head.rows[cell.row]}, ${steps}: ${cellText(cell)}`;
-    else if (seriesData) {
-      const at = Math.min(column, seriesData.int("first").length - 1);
-      readout.textContent = `${steps}: lowest ${number(seriesData.float("lowest")[at])} (r${seriesData.int("lowest_rank")[at]}), median ${number(seriesData.float("median")[at])}, highest ${number(seriesData.float("highest")[at])} (r${seriesData.int("highest_rank")[at]})`;
-    }
+    else if (seriesData) readout.textContent = readoutAt(seriesData, Math.min(column, seriesData.int("first").length - 1));
   }
 
   function cellText(cell: Cell): string {
@@ -232,6 +236,10 @@ export function trend(context: Context): Screen {
     keys: [["← ↑ → ↓", "move the cursor"], ["Enter", "pin the rank, choose the step"], ["z", "zoom in around the cursor; dragging zooms too"], ["Esc", "all steps"]],
     twins: () => [context.api("signals")],
   };
+}
+
+function look(now: State): Look {
+  return { smooth: numberOf(now, "smooth", 1)!, log: now.log === "1", along: (now.along || "step") as Axis };
 }
 
 function svgSwatch(colour: string): HTMLElement {

@@ -23,12 +23,17 @@ _MAX_SLOTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Sentences, each whole. ``status`` is ``out``, ``suspect``, ``clear`` or ``unknown``, as the report's verdicts
-    have it; ``judged`` says how much was judged, '' where that is not known; ``facts`` are (label, text) about the
-    first difference; ``one_sided`` are calls that only one run makes.
+    """Sentences, each whole.
+
+    - ``status``: ``out``, ``suspect``, ``clear`` or ``unknown``, as the report's verdicts have it.
+    - ``title``: the headline in the words of the call that it is about.
+    - ``judged``: how much was judged, '' where that is not known.
+    - ``facts``: (label, text) about the first difference.
+    - ``one_sided``: calls that only one run makes.
     """
 
     status: str
+    title: str
     headline: str
     judged: str
     facts: tuple[tuple[str, str], ...]
@@ -48,6 +53,7 @@ def story_of(comparison: Comparison, call: RecordedCall | None = None, ref_call:
     leading = grave[0] if grave else None
     return Story(
         status=_status(comparison, leading),
+        title=_title(comparison, leading, call, ref_call),
         headline=_headline(comparison, leading),
         judged=judged_text(comparison.judged),
         facts=() if comparison.first is None else tuple(_facts(comparison, comparison.first, call, ref_call)),
@@ -172,6 +178,33 @@ def _headline(comparison: Comparison, leading: Finding | None) -> str:
     return f"No value to blame: {counts_text(comparison)}"
 
 
+def _title(
+    comparison: Comparison, leading: Finding | None, call: RecordedCall | None, ref_call: RecordedCall | None
+) -> str:
+    """``gelu in h.0.act is called otherwise: approximate is "tanh", in REF "none"``; the headline where the first
+    difference is no recorded call's.
+    """
+    first = comparison.first
+    if leading is None or first is None or call is None or first.site not in leading.sites:
+        return _headline(comparison, leading)
+    operation = first.api.rpartition(".")[2] or first.kind
+    place = f" in {call.module}" if call.module and first.kind == "op" else ""
+    different = [] if ref_call is None else differing_arguments(call, ref_call)
+    if different:
+        return f"{operation}{place} is called otherwise: {_differing_text(different)}"
+    size = f", {times_text(first.times)} what rounding explains" if first.times is not None else ""
+    return f"{operation}{place} makes something else{size}"
+
+
+def _differing_text(different: Sequence[tuple[str, str, str]]) -> str:
+    return listed(
+        [
+            f"{'argument ' if name.isdigit() else ''}{name} is {run_value}, in REF {ref_value}"
+            for name, run_value, ref_value in different
+        ]
+    )
+
+
 def _none_of(count: int) -> str:
     if count == 0:
         return "no values were aligned"
@@ -251,11 +284,7 @@ def _arguments(first: ComparedRow, call: RecordedCall | None, ref_call: Recorded
     different = differing_arguments(call, ref_call)
     if not different:
         return f"the same: {text}"
-    parts = [
-        f"{'argument ' if name.isdigit() else ''}{name} is {run_value}, in REF {ref_value}"
-        for name, run_value, ref_value in different
-    ]
-    return f"{text}; differs: {listed(parts)}"
+    return f"{text}; differs: {_differing_text(different)}"
 
 
 def _measured_on(row: ComparedRow) -> str:

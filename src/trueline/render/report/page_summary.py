@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from trueline.judge.check_run import CheckReport
 
 _MAX_NEXT = 3
-_LIMIT = " None of them judges whether one rank’s loss, gradient norm or direction is unusual: look at the charts."
+_LIMIT = (
+    "None of the checks that ran judges whether one rank’s loss, gradient norm or direction is unusual: look at the "
+    "charts."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def _outcome(report: CheckReport) -> str:
     if report.verdict.status == "unknown":
         return "The reasons are listed below."
     judged = report.judged.world_size == 1 or judges_workers(report.checks_run)
-    return f"The checks that ran found no fault.{'' if judged else _LIMIT}"
+    return "" if judged else _LIMIT
 
 
 def _checked(report: CheckReport) -> str:

@@ -30,6 +30,8 @@ Statistic = Literal["not_finite", "largest", "rms", "zeros", "judgement"]
 """What calls are coloured by: NaN and infinities, the largest magnitude, root mean square, the share of zeros, or how
 they compare with those of the reference.
 """
+AskedStatistic = Statistic | Literal["auto"]
+"""``auto`` is what says something of the step: NaN and infinities, or the root mean square where all is finite."""
 
 MAX_PAGE = 1000
 _COLUMNS = (
@@ -51,7 +53,8 @@ class RecordedSteps:
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call: its place in the order of execution, how deep it lies, and numbers of its values: elements that are not
-    finite, largest magnitude, root mean square and share of zeros (None: not measured) of the worst of them.
+    finite; of the worst of the floating values that it returned (or else of all that it has) the largest magnitude,
+    root mean square and share of zeros (None: not measured).
     ``judgement`` is that of the worst of them in the comparison with the reference, "" where there is none.
     """
 
@@ -162,6 +165,12 @@ class Outline:
 
     def __len__(self) -> int:
         return len(self._first_C)
+
+    def chosen(self, asked: AskedStatistic) -> Statistic:
+        """The statistic that is meant."""
+        if asked != "auto":
+            return asked
+        return "not_finite" if self._numbers["not_finite"].any() else "rms"
 
     def statistic(self, name: Statistic) -> np.ndarray:
         """[C] float64, NaN where it was not measured; a judgement is no number."""
@@ -303,7 +312,7 @@ def recorded_steps(watched: WatchedRun) -> RecordedSteps:
 
 
 def calls_of(
-    outline: Outline, *, offset: int, limit: int, search: str, phase: str, statistic: Statistic, at: str = ""
+    outline: Outline, *, offset: int, limit: int, search: str, phase: str, statistic: AskedStatistic, at: str = ""
 ) -> Calls:
     """A page of calls. ``found_at`` is where among them the first call of the name ``at`` (``phase/name#call``) is.
     Raises ``InputError``.
@@ -311,7 +320,8 @@ def calls_of(
     if not 1 <= limit <= MAX_PAGE or offset < 0:
         raise InputError(f"{limit} calls from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
     indices = outline.search(search, phase)
-    values_C = outline.statistic(statistic)
+    shown = outline.chosen(statistic)
+    values_C = outline.statistic(shown)
     finite = values_C[np.isfinite(values_C)]
     bad = np.flatnonzero(outline.statistic("not_finite") > 0)
     return Calls(
@@ -321,7 +331,7 @@ def calls_of(
         total=len(indices),
         num_calls=len(outline),
         phases=tuple(dict.fromkeys(phase or "" for phase in outline.phases)),
-        statistic=statistic,
+        statistic=shown,
         scale=(float(finite.min()), float(finite.max())) if finite.size else None,
         num_not_finite=len(bad),
         first_not_finite=_position_among(indices, int(bad[0])) if bad.size else None,
@@ -390,15 +400,24 @@ def _depths(names: list[str], kinds: list[str], modules: list[str]) -> list[int]
 
 
 def _numbers(rows: pa.Table, row_columns: Rows, num_calls: int) -> dict[str, np.ndarray]:
-    """[C] each statistic of the worst value of each call, and the row of its output, or of its last value."""
+    """[C] each statistic of the worst value of each call, and the row of its output, or of its last value.
+
+    An index or a mask is no activation, and what a call takes is another's: magnitudes are those of the floating values
+    that a call returns, or of all floating ones where it returns none.
+    """
     of_R = row_columns.of_R
+    floating_R = pc.match_substring_regex(pc.fill_null(rows["dtype"], ""), "float|complex").to_numpy()
+    telling_R = row_columns.returned_R & floating_R
+    has_telling_C = np.zeros(num_calls, dtype=bool)
+    has_telling_C[of_R[telling_R]] = True
+    telling_R |= floating_R & ~has_telling_C[of_R]
 
     def column(name: str, absent: float = np.nan) -> np.ndarray:
         return pc.fill_null(rows[name].cast(pa.float64(), safe=False), absent).to_numpy()
 
     def worst(values_R: np.ndarray) -> np.ndarray:
         out_C = np.full(num_calls, np.nan)
-        np.fmax.at(out_C, of_R, values_R)
+        np.fmax.at(out_C, of_R[telling_R], values_R[telling_R])
         return out_C
 
     numel_R = column("numel")

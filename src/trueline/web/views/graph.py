@@ -14,7 +14,7 @@ import numpy as np
 
 from trueline.schema.errors import InputError
 from trueline.schema.text.words import numberless
-from trueline.web.views.calls import Outline, Statistic
+from trueline.web.views.calls import AskedStatistic, Outline, Statistic
 from trueline.web.views.compared import GRAVITY
 from trueline.web.views.fault_path import FaultPath
 from trueline.web.views.operands import FORWARD, Operands, Tree, operands_of
@@ -124,7 +124,7 @@ def graph_of(
     *,
     module: str | None,
     micro: int | None,
-    statistic: Statistic,
+    statistic: AskedStatistic,
     search: str = "",
     unfolded: bool = False,
     begin: int | None = None,
@@ -139,14 +139,15 @@ def graph_of(
     micro_chosen = graph.micros[0] if micro is None else micro
     if micro_chosen not in graph.micros:
         raise InputError(f"Micro-batch {micro_chosen} was not recorded. There are {', '.join(map(str, graph.micros))}.")
+    shown = graph.outline.chosen(statistic)
     opened_module = _Opened(
-        graph, opened, micro_chosen, statistic, search, frozenset(fault_path.places if fault_path else ())
+        graph, opened, micro_chosen, shown, search, frozenset(fault_path.places if fault_path else ())
     )
     nodes, of_unit = opened_module.nodes(unfolded)
     pairs, on_path = opened_module.pairs(of_unit)
     low, high = _window(nodes, begin)
     nodes, edges = _without_hubs(nodes, pairs, on_path, low, high)
-    values_C = graph.outline.statistic(statistic)
+    values_C = graph.outline.statistic(shown)
     finite = values_C[np.isfinite(values_C)]
     return Graph(
         step=graph.outline.step,
@@ -160,7 +161,7 @@ def graph_of(
         before=low,
         after=len(nodes) - high,
         folded=sum(node.repeats for node in nodes if node.repeats > 1),
-        statistic=statistic,
+        statistic=shown,
         scale=(float(finite.min()), float(finite.max())) if finite.size else None,
         fault_path=fault_path,
     )

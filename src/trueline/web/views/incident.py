@@ -24,8 +24,8 @@ from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import SITE_FORM, Site
 from trueline.schema.text.words import groups_text, ranks_text
 from trueline.store.reader import Run
+from trueline.web.views.overview import drawn_steps, key_of
 from trueline.web.views.sparkline import signal_of
-from trueline.web.views.triage import key_of
 from trueline.web.watched_run import WatchedRun
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ _MAX_SAMPLES, _MAX_SAMPLED_RANKS = 12, 4
 _RECORDED_STEPS = 3
 _AHEAD = 20
 """Steps between the last row that was read and the first that is recorded."""
-_MARGIN = 0.5
-"""Steps that are drawn before and after an incident, as a share of how long it lasted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def incident_of(watched: WatchedRun, place: int) -> IncidentView:
     answer, *alternatives = [verdict for verdict in report.causes if verdict.incident == place - 1]
     accused = report.accused(place - 1)
     differing = _differing(watched)
-    draw_first, draw_last = _drawn(watched, incident, report)
+    draw_first, draw_last = drawn_steps(incident, report)
     return IncidentView(
         number=place,
         key=key_of(findings[0].code, incident),
@@ -274,17 +272,6 @@ def environment_of(run: Run) -> Environment:
         if len(set(values)) > 1
     ]
     return replace(table, within=(*rows, *table.within))
-
-
-def _drawn(watched: WatchedRun, incident: Incident, report: CheckReport) -> tuple[int | None, int | None]:
-    if incident.step_first is None or report.judged.steps is None:
-        return report.judged.steps or (None, None)
-    first, last = report.judged.steps
-    ends = [report.findings[index].step_last for index in incident.findings]
-    end = max((step for step in ends if step is not None), default=incident.step_first)
-    # so that a short incident is seen between healthy steps
-    margin = max(int((end - incident.step_first) * _MARGIN), 20)
-    return max(first, incident.step_first - margin), min(last, end + margin)
 
 
 def _recorded(watched: WatchedRun, sites: list[str]) -> tuple[RecordedPlace, ...]:

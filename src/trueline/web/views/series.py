@@ -5,7 +5,7 @@ T steps, N ranks, L lines, B columns.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,11 +30,18 @@ MAX_LINES = 250
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What an answer shows with the arrays ``low``, ``high``, ``last`` float32 [L, B] and ``flags`` uint8 [L, B] of the
-    lines, ``first`` and ``end`` int32 [B], and over all ranks ``lowest``, ``lower``, ``median``, ``upper``, ``highest``
-    float32 [B] (extremes, quartiles and median of the ranks' last values; extremes of all values) and ``lowest_rank``,
-    ``highest_rank`` int32 [B]. A signal of the whole job has one line, of rank -1, and as extremes the band of chance;
-    ``said`` is what that band means.
+    """What an answer shows, with these arrays.
+
+    - ``low``, ``high``, ``last`` float32 [L, B] and ``flags`` uint8 [L, B]: the lines.
+    - ``first`` and ``end`` int32 [B]: the first step of a column, and the one after its last.
+    - ``seconds`` and ``tokens`` float32 [B]: what passed between the end of the first step of the Run and that of a
+      column's first, on all ranks; NaN where it is not known.
+    - ``lowest``, ``lower``, ``median``, ``upper``, ``highest`` float32 [B]: quartiles and median over all ranks of
+      their last values, extremes of all values.
+    - ``lowest_rank``, ``highest_rank`` int32 [B].
+
+    A signal of the whole job has one line, of rank -1, and as extremes the band of chance; ``said`` is what that band
+    means.
     """
 
     signal: str
@@ -85,6 +92,7 @@ def series_of(
         "flags": columns.flags_NB[positions],
         "first": columns.first_B.astype(np.int32),
         "end": columns.end_B.astype(np.int32),
+        **_passed(watched, columns.first_B),
         **_band(columns.lo_NB, columns.hi_NB, columns.last_NB, np.asarray(run.ranks, dtype=np.int32)),
     }
     return Arrays(head, arrays)
@@ -124,10 +132,30 @@ def _of_job(watched: WatchedRun, field: str, *, first: int | None, last: int | N
             "flags": columns.flags_NB,
             "first": columns.first_B.astype(np.int32),
             "end": columns.end_B.astype(np.int32),
+            **_passed(watched, columns.first_B),
             "lowest_rank": no_rank_B,
             "highest_rank": no_rank_B,
         },
     )
+
+
+def _passed(watched: WatchedRun, first_B: np.ndarray) -> dict[str, np.ndarray]:
+    """``seconds`` and ``tokens`` [B] that passed up to steps of the Run, as the axis below may show them."""
+    at_B = np.searchsorted(watched.run.steps, first_B)
+    ends_T = _over_ranks(np.nanmin, watched.pivot("time_ns")[0]) / 1e9
+    tokens_T = np.cumsum(_over_ranks(np.nansum, watched.pivot("tokens")[0]))
+    return {
+        "seconds": (ends_T - ends_T[:1])[at_B].astype(np.float32),
+        "tokens": (tokens_T - tokens_T[:1])[at_B].astype(np.float32),
+    }
+
+
+def _over_ranks(reduce: Callable[..., np.ndarray], values_TN: np.ndarray) -> np.ndarray:
+    """[T] over ranks; NaN at steps of which none has a value."""
+    out_T = np.full(len(values_TN), np.nan)
+    some_T = np.isfinite(values_TN).any(axis=1)
+    out_T[some_T] = reduce(values_TN[some_T], axis=1)
+    return out_T
 
 
 def _band_text(values_T: np.ndarray, band: ChanceBand | None) -> str:

@@ -58,8 +58,8 @@ class Signal:
 class Signals:
     """What a Run has to draw, first what says most; its ranks with the machine of each, and the steps of its rows.
 
-    ``flagged`` are ranks that an error or warning names, unless it names all. ``truncated`` is how many parameter
-    groups are not offered.
+    ``flagged`` are ranks that an error or warning names, unless it names all. ``began`` are the steps since when
+    incidents are there. ``truncated`` is how many parameter groups are not offered.
     """
 
     signals: tuple[Signal, ...]
@@ -69,6 +69,7 @@ class Signals:
     step_last: int | None
     num_steps: int
     flagged: tuple[int, ...]
+    began: tuple[int, ...]
     truncated: int
 
 
@@ -100,6 +101,7 @@ def signals_of(watched: WatchedRun) -> Signals:
         step_last=watched.last_step,
         num_steps=int(run.steps.size),
         flagged=flagged_of(watched),
+        began=_began(watched),
         truncated=max(len(groups) - _MAX_GROUPS, 0),
     )
 
@@ -197,6 +199,12 @@ def flagged_of(watched: WatchedRun) -> tuple[int, ...]:
         for rank in finding.ranks
     }
     return tuple(sorted(accused & all_ranks))
+
+
+def _began(watched: WatchedRun) -> tuple[int, ...]:
+    report = watched.judgement.report
+    incidents = report.incidents if report else ()
+    return tuple(sorted({incident.step_first for incident in incidents if incident.step_first is not None}))
 
 
 def _of_group(run: Run, column: str, group: str) -> tuple[np.ndarray, np.ndarray]:

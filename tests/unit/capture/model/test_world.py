@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from trueline.capture.model import world
 
-LATE_S = 0.2
+LATE_S = 1.0
 REAL = dist.PrefixStore
 
 

@@ -1,4 +1,6 @@
-"""The first screen: the verdict, a line for each incident, what was not judged, and what watching covers and costs."""
+"""The first screen: the verdict beside the curve that it is about, what few trainings do, a line for each incident,
+what was asked and what is left open, and what watching covers and costs.
+"""
 
 from __future__ import annotations
 
@@ -71,14 +73,32 @@ class Unchecked:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was asked of the Run, and how far it was answered."""
+    """What was asked of the Run, how far it was answered, and by which checks; ``faulty`` where one of these found a
+    fault.
+    """
 
     words: str
     state: State
+    faulty: bool
+    checks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Triage:
+class Picture:
+    """The curve beside the verdict: ``signal`` over steps ``first`` to ``last``, of the ``ranks`` that are accused. It
+    is that of incident number ``incident``, which began at ``since``; of a healthy Run (None) the loss of all ranks.
+    """
+
+    signal: str
+    ranks: tuple[int, ...]
+    first: int | None
+    last: int | None
+    since: int | None
+    incident: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
     """All of the first screen. ``status`` is None, and the verdict about the judging itself, until the first judgement
     is there; ``judged_to`` is the step that it saw last. ``untold`` says what of the training the Run does not tell.
     """
@@ -95,6 +115,8 @@ class Triage:
     live: bool
     gone: str
     failed: str
+    picture: Picture | None
+    loss: Sparkline | None
     incidents: tuple[IncidentLine, ...]
     confirm: tuple[Notice, ...]
     training: tuple[TrainingArea, ...]
@@ -107,7 +129,7 @@ class Triage:
     notes: tuple[str, ...]
 
 
-def triage_of(watched: WatchedRun) -> Triage:
+def overview_of(watched: WatchedRun) -> Overview:
     """The first screen of a Run, as far as it is judged."""
     run, judgement = watched.run, watched.judgement
     report = judgement.report
@@ -115,7 +137,7 @@ def triage_of(watched: WatchedRun) -> Triage:
     incidents = () if report is None else tuple(_lines(watched, report))
     training = None if report is None else report.facts
     facts = _facts(watched)  # like the lines, these may find that the Run is gone
-    return Triage(
+    return Overview(
         name=watched.name,
         path=run.path,
         status=None if report is None else report.verdict.status,
@@ -128,6 +150,8 @@ def triage_of(watched: WatchedRun) -> Triage:
         live=watched.live,
         gone=watched.read_failure,
         failed=judgement.failed,
+        picture=_picture(watched),
+        loss=_sparkline(watched, "loss", ()),
         incidents=incidents,
         confirm=() if report is None else tuple(Notice(finding.id, finding.claim) for finding in report.to_confirm),
         training=()
@@ -140,9 +164,7 @@ def triage_of(watched: WatchedRun) -> Triage:
             for finding in (run.live_findings if report is None else report.worth_knowing)
         ),
         unchecked=() if words is None else tuple(Unchecked(tuple(checks), why) for checks, why in words.unchecked),
-        questions=()
-        if report is None
-        else tuple(Question(QUESTIONS[question.question], question.state) for question in report.judged.questions),
+        questions=() if report is None else _questions(report),
         checked="" if words is None else words.checked,
         facts=facts,
         notes=tuple(dict.fromkeys([*(report.notes if report else run.problems), *_rank_notes(run)])),
@@ -158,6 +180,51 @@ def _headline(watched: WatchedRun) -> str:
     if watched.read_failure:
         return "Cannot tell: the Run is gone."
     return "Not judged yet."
+
+
+def _questions(report: CheckReport) -> tuple[Question, ...]:
+    codes = {finding.code for finding in report.findings if finding.is_grave}
+    return tuple(
+        Question(
+            QUESTIONS[question.question],
+            question.state,
+            faulty=not codes.isdisjoint(question.checks_run),
+            checks=question.checks_run,
+        )
+        for question in report.judged.questions
+    )
+
+
+def _picture(watched: WatchedRun) -> Picture | None:
+    """The curve of the gravest incident that has one, or the loss."""
+    report = watched.judgement.report
+    for index, incident in enumerate(report.incidents if report else ()):
+        signals = (signal_of(report.findings[finding].code) for finding in incident.findings)
+        if signal := next((signal for signal in signals if signal), ""):
+            first, last = drawn_steps(incident, report)
+            return Picture(signal, report.accused(index)[:4], first, last, incident.step_first, index + 1)
+    try:
+        with watched.reading():
+            has_loss = watched.run.steps.size and watched.pivot("loss")[1].any()
+    except RunError:
+        return None
+    return Picture("loss", (), None, None, None, None) if has_loss else None
+
+
+_MARGIN = 0.5
+"""Steps that are drawn before and after an incident, as a share of how long it lasted."""
+
+
+def drawn_steps(incident: Incident, report: CheckReport) -> tuple[int | None, int | None]:
+    """The first and last step to draw of an incident: some healthy ones on both sides, where there are any."""
+    if incident.step_first is None or report.judged.steps is None:
+        return report.judged.steps or (None, None)
+    first, last = report.judged.steps
+    ends = [report.findings[index].step_last for index in incident.findings]
+    end = max((step for step in ends if step is not None), default=incident.step_first)
+    # so that a short incident is seen between healthy steps
+    margin = max(int((end - incident.step_first) * _MARGIN), 20)
+    return max(first, incident.step_first - margin), min(last, end + margin)
 
 
 def _facts(watched: WatchedRun) -> tuple[tuple[str, str], ...]:
