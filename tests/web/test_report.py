@@ -107,7 +107,8 @@ def test_a_fault_that_is_over_says_since_when(tmp_path: Path) -> None:
 
 def test_a_clean_run_says_what_was_checked_and_a_short_one_that_its_workers_were_not_judged(tmp_path: Path) -> None:
     overview = answers_of(report_on(tmp_path, write_run(tmp_path / "exp")))["api/runs/0/overview"]
-    assert (overview["headline"], overview["what"]) == ("No fault found in 40 steps of 4 ranks.", "")
+    assert overview["headline"].startswith("No fault found in 40 steps of 4 ranks")
+    assert overview["what"] == ""  # the headline says it
     assert re.match(r"\d+ checks? over steps 0–39 on 4 ranks: .*worker-loss-outlier", overview["checked"])
 
     overview = answers_of(report_on(tmp_path / "b", write_run(tmp_path / "b", num_steps=4)))["api/runs/0/overview"]
