@@ -128,7 +128,7 @@ def test_the_verdict_and_the_gravest_incident_come_first(served: Served) -> None
 def test_beside_the_verdict_is_the_curve_of_the_gravest_incident_that_has_one(served: Served) -> None:
     drawn = served.json("/api/runs/0/overview")["picture"]
     assert drawn["signal"] == "loss"
-    assert (drawn["ranks"], drawn["since"], drawn["incident"]) == ([3], 77, 2)
+    assert (drawn["ranks"], drawn["onset"], drawn["incident"]) == ([3], 77, 2)
     with opened(served, "run=0", "document.querySelector('.verdict .uplot')") as page:
         assert page.evaluate("document.querySelector('.verdict .readout').textContent").startswith("step")
         page.evaluate("document.querySelector('.verdict figcaption a').click()")

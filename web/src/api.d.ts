@@ -1023,7 +1023,7 @@ export interface components {
         /**
          * Picture
          * @description The curve beside the verdict: ``signal`` over steps ``first`` to ``last``, of the ``ranks`` that are accused. It
-         *     is that of incident number ``incident``, which began at ``since``; of a healthy Run (None) the loss of all ranks.
+         *     is that of incident number ``incident``, which began at step ``onset``; of a healthy Run (None) the loss of all ranks.
          */
         Picture: {
             /** First */
@@ -1032,12 +1032,12 @@ export interface components {
             incident: number | null;
             /** Last */
             last: number | null;
+            /** Onset */
+            onset: number | null;
             /** Ranks */
             ranks: number[];
             /** Signal */
             signal: string;
-            /** Since */
-            since: number | null;
         };
         /**
          * Question
@@ -1354,9 +1354,13 @@ export interface components {
         };
         /**
          * Story
-         * @description Sentences, each whole. ``title`` is the headline in the words of the call that it is about. ``status`` is ``out``, ``suspect``, ``clear`` or ``unknown``, as the report's verdicts
-         *     have it; ``judged`` says how much was judged, '' where that is not known; ``facts`` are (label, text) about the
-         *     first difference; ``one_sided`` are calls that only one run makes.
+         * @description Sentences, each whole.
+         *
+         *     - ``status``: ``out``, ``suspect``, ``clear`` or ``unknown``, as the report's verdicts have it.
+         *     - ``title``: the headline in the words of the call that it is about.
+         *     - ``judged``: how much was judged, '' where that is not known.
+         *     - ``facts``: (label, text) about the first difference.
+         *     - ``one_sided``: calls that only one run makes.
          */
         Story: {
             /** Counts */

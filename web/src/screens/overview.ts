@@ -52,8 +52,8 @@ export function overview(context: Context): Screen {
     picture = data.picture ?? null;
     head.replaceChildren(...verdict(data, lines, series));
     confirm.replaceChildren(...[toConfirm(data)].filter((each) => each !== null));
-    const since = data.picture?.since;
-    if (series) lines.show(series, since === null || since === undefined ? [] : [{ step: since, name: `since ${since}` }]);
+    const onset = data.picture?.onset;
+    if (series) lines.show(series, onset === null || onset === undefined ? [] : [{ step: onset, name: `since ${onset}` }]);
     const muted = new Set((now.mute ?? "").split(",").filter(Boolean));
     shown = data.incidents.filter((each) => wanted(each, now, muted));
     incidents.hidden = data.incidents.length === 0 && data.status !== null;

@@ -166,10 +166,10 @@ class Outline:
     def __len__(self) -> int:
         return len(self._first_C)
 
-    def chosen(self, asked: AskedStatistic) -> Statistic:
+    def resolved(self, statistic: AskedStatistic) -> Statistic:
         """The statistic that is meant."""
-        if asked != "auto":
-            return asked
+        if statistic != "auto":
+            return statistic
         return "not_finite" if self._numbers["not_finite"].any() else "rms"
 
     def statistic(self, name: Statistic) -> np.ndarray:
@@ -320,7 +320,7 @@ def calls_of(
     if not 1 <= limit <= MAX_PAGE or offset < 0:
         raise InputError(f"{limit} calls from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
     indices = outline.search(search, phase)
-    shown = outline.chosen(statistic)
+    shown = outline.resolved(statistic)
     values_C = outline.statistic(shown)
     finite = values_C[np.isfinite(values_C)]
     bad = np.flatnonzero(outline.statistic("not_finite") > 0)

@@ -139,7 +139,7 @@ def graph_of(
     micro_chosen = graph.micros[0] if micro is None else micro
     if micro_chosen not in graph.micros:
         raise InputError(f"Micro-batch {micro_chosen} was not recorded. There are {', '.join(map(str, graph.micros))}.")
-    shown = graph.outline.chosen(statistic)
+    shown = graph.outline.resolved(statistic)
     opened_module = _Opened(
         graph, opened, micro_chosen, shown, search, frozenset(fault_path.places if fault_path else ())
     )

@@ -86,14 +86,14 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Picture:
     """The curve beside the verdict: ``signal`` over steps ``first`` to ``last``, of the ``ranks`` that are accused. It
-    is that of incident number ``incident``, which began at ``since``; of a healthy Run (None) the loss of all ranks.
+    is that of incident number ``incident``, which began at step ``onset``; of a healthy Run (None) the loss of all ranks.
     """
 
     signal: str
     ranks: tuple[int, ...]
     first: int | None
     last: int | None
-    since: int | None
+    onset: int | None
     incident: int | None
 
 
