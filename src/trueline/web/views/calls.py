@@ -320,8 +320,8 @@ def calls_of(
     if not 1 <= limit <= MAX_PAGE or offset < 0:
         raise InputError(f"{limit} calls from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
     indices = outline.search(search, phase)
-    shown = outline.resolved(statistic)
-    values_C = outline.statistic(shown)
+    resolved = outline.resolved(statistic)
+    values_C = outline.statistic(resolved)
     finite = values_C[np.isfinite(values_C)]
     bad = np.flatnonzero(outline.statistic("not_finite") > 0)
     return Calls(
@@ -331,7 +331,7 @@ def calls_of(
         total=len(indices),
         num_calls=len(outline),
         phases=tuple(dict.fromkeys(phase or "" for phase in outline.phases)),
-        statistic=shown,
+        statistic=resolved,
         scale=(float(finite.min()), float(finite.max())) if finite.size else None,
         num_not_finite=len(bad),
         first_not_finite=_position_among(indices, int(bad[0])) if bad.size else None,

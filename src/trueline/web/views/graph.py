@@ -139,15 +139,15 @@ def graph_of(
     micro_chosen = graph.micros[0] if micro is None else micro
     if micro_chosen not in graph.micros:
         raise InputError(f"Micro-batch {micro_chosen} was not recorded. There are {', '.join(map(str, graph.micros))}.")
-    shown = graph.outline.resolved(statistic)
+    resolved = graph.outline.resolved(statistic)
     opened_module = _Opened(
-        graph, opened, micro_chosen, shown, search, frozenset(fault_path.places if fault_path else ())
+        graph, opened, micro_chosen, resolved, search, frozenset(fault_path.places if fault_path else ())
     )
     nodes, of_unit = opened_module.nodes(unfolded)
     pairs, on_path = opened_module.pairs(of_unit)
     low, high = _window(nodes, begin)
     nodes, edges = _without_hubs(nodes, pairs, on_path, low, high)
-    values_C = graph.outline.statistic(shown)
+    values_C = graph.outline.statistic(resolved)
     finite = values_C[np.isfinite(values_C)]
     return Graph(
         step=graph.outline.step,
@@ -161,7 +161,7 @@ def graph_of(
         before=low,
         after=len(nodes) - high,
         folded=sum(node.repeats for node in nodes if node.repeats > 1),
-        statistic=shown,
+        statistic=resolved,
         scale=(float(finite.min()), float(finite.max())) if finite.size else None,
         fault_path=fault_path,
     )
