@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from trueline.judge.stats.peaks_over_threshold import (
     FEWEST,
     HISTORY_STEPS,
     LEVEL_STEPS,
+    NORMAL_MAD,
     SPREAD_STEPS,
     STEPS_BEFORE,
     log_probability,
-    scores,
 )
 
 
@@ -48,18 +49,23 @@ class NextSpike:
 
     def forget(self) -> None:
         """The past counts no more, as after each of ``starts``."""
-        self._values: deque[float] = deque(maxlen=LEVEL_STEPS + SPREAD_STEPS)
+        self._values: deque[float] = deque(maxlen=LEVEL_STEPS)
+        # magnitudes of residuals
+        self._residuals: deque[float] = deque(maxlen=SPREAD_STEPS)
         self._scores: deque[float] = deque(maxlen=HISTORY_STEPS)
         self._num_steps = 0
 
     def add(self, value: float) -> Jump | None:
         """Take the natural log of the next step, finite; the Jump that it is, if it is one."""
-        known_T = np.array([*self._values, value])
-        score, level = (float(column[-1]) for column in scores(known_T)[:2])
+        level = median(self._values) if len(self._values) == LEVEL_STEPS else math.nan
+        spread = median(self._residuals) / NORMAL_MAD if len(self._residuals) >= LEVEL_STEPS else 0.0
+        score = (value - level) / spread if spread > 0 else math.nan
         jump = None
         if self._num_steps >= STEPS_BEFORE and score > ABOVE and value - level >= self._least:
             jump = self._judged(value, level, score)
         self._values.append(value)
+        if math.isfinite(level):
+            self._residuals.append(abs(value - level))
         self._scores.append(score if jump is None else math.nan)
         self._num_steps += 1
         return jump

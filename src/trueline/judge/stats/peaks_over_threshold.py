@@ -72,7 +72,7 @@ _BACK = 3.0
 _MAX_SPIKE_STEPS = 200
 """Steps after which a series that has not come back has a new level."""
 
-_NORMAL_MAD = 0.6744897501960817
+NORMAL_MAD = 0.6744897501960817
 """Median magnitude of a standard normal variable, so that spreads are standard deviations where noise is normal."""
 
 HELD_STEPS = 8
@@ -224,7 +224,7 @@ def scores(log_T: Floats) -> tuple[Floats, Floats, Floats]:
     level_T = _before(log_T, LEVEL_STEPS, LEVEL_STEPS)
     residual_T = log_T - level_T
     spread_T = np.full(len(log_T), np.nan)
-    spread_T[LEVEL_STEPS:] = _before(np.abs(residual_T[LEVEL_STEPS:]), LEVEL_STEPS, SPREAD_STEPS) / _NORMAL_MAD
+    spread_T[LEVEL_STEPS:] = _before(np.abs(residual_T[LEVEL_STEPS:]), LEVEL_STEPS, SPREAD_STEPS) / NORMAL_MAD
     with np.errstate(divide="ignore", invalid="ignore"):
         score_T = np.where(spread_T > 0, residual_T / spread_T, np.nan)
     return score_T, level_T, spread_T
@@ -237,7 +237,7 @@ def scores_of_many(log_TP: Floats) -> tuple[Floats, Floats, Floats]:
     filled_TP = _filled(log_TP)
     level_TP = _held_medians(filled_TP, LEVEL_STEPS, LEVEL_STEPS)
     residual_TP = filled_TP - level_TP
-    spread_TP = _held_medians(np.abs(residual_TP), LEVEL_STEPS, SPREAD_STEPS, skipped=LEVEL_STEPS) / _NORMAL_MAD
+    spread_TP = _held_medians(np.abs(residual_TP), LEVEL_STEPS, SPREAD_STEPS, skipped=LEVEL_STEPS) / NORMAL_MAD
     with np.errstate(divide="ignore", invalid="ignore"):
         score_TP = np.where(spread_TP > 0, (log_TP - level_TP) / spread_TP, np.nan)
     return score_TP, level_TP, spread_TP

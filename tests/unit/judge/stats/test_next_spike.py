@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trueline.judge.stats.next_spike import NextSpike
-from trueline.judge.stats.peaks_over_threshold import LEVEL_STEPS, STEPS_BEFORE, find_spikes
+from trueline.judge.stats.peaks_over_threshold import ABOVE, LEVEL_STEPS, STEPS_BEFORE, find_spikes, scores
 
 LOG_LEVEL, LEAST = np.log(2.5e-6), np.log(2.5)
 
@@ -24,6 +24,17 @@ def test_the_first_jump_is_that_of_find_spikes(seed):
     log_T[at] += [3.0, 2.0, 4.0]
     first = find_spikes(log_T, log_level=LOG_LEVEL, least=LEAST)[0].first
     assert jumps(log_T)[0] == first == at[0]
+
+
+def test_scores_and_levels_are_those_of_a_whole_series():
+    log_T = 0.1 * np.random.default_rng(3).standard_t(3, 300)
+    series = NextSpike(log_level=0.0, least=-np.inf)  # whatever is far up is told
+    told = {t: jump for t, value in enumerate(log_T) if (jump := series.add(float(value))) is not None}
+    score_T, level_T, _ = scores(log_T)
+    assert set(told) == set(np.flatnonzero(score_T > ABOVE)) - set(range(STEPS_BEFORE))
+    assert [(jump.score, jump.level) for jump in told.values()] == [
+        (pytest.approx(score_T[t]), pytest.approx(level_T[t])) for t in told
+    ]
 
 
 def test_each_step_of_a_jump_that_lasts_is_told():
