@@ -57,6 +57,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """What is public: a shell completes these alone."""
+    return sorted([*__all__, "__version__", "rl"])
+
+
 def watch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
@@ -102,6 +107,18 @@ def watch(
 
     Training is bitwise the same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch)
     or ``InputError`` (``out`` exists or cannot be written; with ``resume``, is of another job), on all ranks alike.
+
+    Example, on every rank:
+
+        model = DistributedDataParallel(model)
+        watch = trueline.watch(model, optimizer, out="runs/job")
+        for batch in loader:
+            model(**batch).loss.backward()
+            optimizer.step()  # a step ends here
+            optimizer.zero_grad()
+        watch.close()
+
+    Then ``trueline check runs/job``, or ``trueline.check("runs/job")`` in Python, says what is wrong.
     """
     from trueline.capture.model.model_names import name_of
     from trueline.capture.watch import Watch as Handle

@@ -188,7 +188,7 @@ class OneSidedCall:
     num: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Shown):
     """A run compared with a reference. ``rows`` are in the order of steps, ranks and execution; ``missing`` counts
     values without a twin by reason; ``first`` is the row to blame, None where there is none. ``judged`` says how much

@@ -54,7 +54,7 @@ SCHEMA = 1
 """Version of the document that ``CheckReport.to_json`` makes; raised when a field changes meaning."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckReport(Shown):
     """Report of all checks on one Run; findings are sorted, errors first. ``judged`` is what was looked at, ``notes``
     tell what is wrong with the Run itself, ``context`` how the job was run (signs, as ``adapter:ddp``),

@@ -36,7 +36,7 @@ _TOO_LATE_FACTOR = 0.2
 """Factor on the likelihood of a difference that takes effect only after the losses have parted."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JobDiff(Shown):
     """Differences between two jobs, the most likely to explain other numbers first.
 

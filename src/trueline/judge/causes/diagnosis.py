@@ -18,11 +18,14 @@ SCHEMA = 1
 """Version of the document that ``Diagnosis.to_json`` makes; raised when a field changes meaning."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """Findings of the checks on a Run, and the causes of each incident."""
 
     report: CheckReport
+
+    def __repr__(self) -> str:
+        return repr(self.report)
 
     @property
     def verdicts(self) -> tuple[CauseVerdict, ...]:

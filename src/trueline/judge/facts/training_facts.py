@@ -43,7 +43,7 @@ def all_subjects() -> tuple[Subject, ...]:
     return tuple(sorted(subjects, key=lambda subject: areas.index(subject.area)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainingFacts(Shown):
     """What a training did: ``facts`` in the order of ``all_subjects``. ``unknown`` are the subjects that the Run does
     not tell, with the reason.

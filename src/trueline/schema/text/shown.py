@@ -14,7 +14,9 @@ MAX_ROWS = 50
 
 
 class Shown:
-    """Gives an answer that has a title, columns and notes the faces that a notebook asks for."""
+    """Gives an answer that has a title, columns and notes the faces that a notebook asks for. Its ``repr`` is the
+    title: a dataclass that takes it is made with ``repr=False``.
+    """
 
     def _title(self) -> str:
         """What it comes to, in a sentence."""
@@ -35,6 +37,9 @@ class Shown:
     def to_polars(self) -> Any:
         """The rows as a ``polars.DataFrame``. Raises ``InputError`` where Polars is not installed."""
         return library("polars").DataFrame(dict(self._columns_shown()), strict=False)
+
+    def __repr__(self) -> str:
+        return self._title()
 
     def _repr_html_(self) -> str:
         return "".join(_page(self._title(), self._columns_shown(), self._notes()))

@@ -48,6 +48,16 @@ def test_an_answer_is_a_table_in_a_notebook_and_what_was_recorded_is_no_markup(a
     assert page.seen.count("tr") <= MAX_ROWS + 1
 
 
+def test_the_repr_of_an_answer_is_its_verdict(answers):
+    report = answers["report"]
+    assert repr(report) == str(report) == report.verdict.line
+    assert repr(trueline.diagnose(report.run)) == report.verdict.line
+    assert repr(trueline.facts(report.run)) == f"What the training of {report.run} did"
+    assert repr(answers["run"]).startswith("Run '")
+    assert repr(answers["comparison"]).startswith("'runs/")
+    assert repr(trueline.diff({"a": 1}, {"a": 1})).startswith("Nothing that can change numbers differs")
+
+
 def test_a_report_shows_its_verdict_findings_and_advice(answers):
     report = answers["report"]
     text = Tags(report._repr_html_()).text
