@@ -85,8 +85,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The curve beside the verdict: ``signal`` over steps ``first`` to ``last``, of the ``ranks`` that are accused. It
-    is that of incident number ``incident``, which began at step ``onset``; of a healthy Run (None) the loss of all ranks.
+    """The curve beside the verdict: ``signal`` over steps ``first`` to ``last``, of the ``ranks`` that are accused.
+
+    It is that of incident number ``incident``, which began at step ``onset``; of a healthy Run (None) the loss of all
+    ranks.
     """
 
     signal: str
