@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trueline.web import judging
+from trueline.web.run_folders import folders_among
 from trueline.web.serve import listen, server
 from trueline.web.watched_run import Watching, watched_runs
 
@@ -35,7 +36,9 @@ class Served:
     def __init__(
         self, paths: Sequence[Path], *, ref: Path | None = None, judge: Any = None, host: str = "127.0.0.1"
     ) -> None:
-        self.runs = watched_runs(list(map(str, paths)), None if ref is None else str(ref), judge or JudgeHere())
+        self._folders = folders_among(paths)
+        of_ref = None if ref is None else str(ref)
+        self.runs = watched_runs(list(map(str, paths)), of_ref, judge or JudgeHere(), self._folders)
         self._listening, self.address = listen(host, 0, TOKEN)
         self._server = server(self.runs, self.address)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listening]}, daemon=True)
@@ -44,7 +47,7 @@ class Served:
         for run in self.runs:  # the first judgement is there when the page is asked for
             run.look()
             run.look()
-        self._watching = Watching(self.runs)
+        self._watching = Watching(self.runs, self._folders)
         self._thread.start()
         while not self._server.started:
             time.sleep(0.01)

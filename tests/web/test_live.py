@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.synthetic_runs import write_run
 from tests.web.browser import NEEDS_BROWSER, BrowserPage
 from tests.web.served import Served
 
@@ -41,3 +42,15 @@ def test_a_run_that_grows_is_killed_and_vanishes_while_it_is_looked_at(tmp_path:
                 assert page.errors == []
         finally:
             job.kill()
+
+
+def test_a_run_that_begins_in_a_directory_of_runs_appears_by_itself(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "first", num_steps=8)
+    (tmp_path / "runs" / "notes.txt").write_text("no Run")
+    lines = "[...document.querySelectorAll('.runs > li .status a')].map((each) => each.textContent)"
+    with Served([tmp_path / "runs"]) as served, BrowserPage(served.url("screen=runs"), width=1280) as page:
+        page.until(f"{lines}.length === 1")
+        write_run(tmp_path / "runs" / "second", num_steps=8)
+        page.until(f"{lines}.length === 2")
+        assert sorted(page.evaluate(lines)) == ["first", "second"]
+        assert page.errors == []

@@ -39,7 +39,7 @@ class Frame {
   private readonly main = h("main", { id: "main", tabindex: "-1" });
   private readonly foot = h("footer", null);
   private readonly help = h("dialog", { class: "keys", "aria-label": "Keys" });
-  private entries: Schemas["RunEntry"][] = [];
+  private readonly entries: Schemas["RunEntry"][] = [];
   private shown: Screen | null = null;
   private key = "";
   private showing = false;
@@ -51,10 +51,7 @@ class Frame {
   constructor(private readonly source: Source) {}
 
   async start(): Promise<void> {
-    const { runs, version } = await this.source.json<Schemas["Runs"]>("api/runs");
-    this.entries = runs;
-    this.version = version;
-    this.runs.replaceChildren(...runs.map((run) => h("option", { value: run.id }, run.is_ref ? `${run.name} (reference)` : run.name)));
+    await this.list();
     this.runs.addEventListener("change", () => change({ ...fresh(), run: this.runs.value, screen: state().screen === "trend" ? "trend" : "" }));
     const root = document.getElementById("page")!;
     root.replaceChildren(
@@ -149,7 +146,19 @@ class Frame {
     );
   }
 
+  /** Asks which Runs there are, and offers them. */
+  private async list(): Promise<void> {
+    const { runs, version } = await this.source.json<Schemas["Runs"]>("api/runs");
+    this.entries.splice(0, this.entries.length, ...runs); // screens hold the list
+    this.version = version;
+    this.runs.replaceChildren(...runs.map((run) => h("option", { value: run.id }, run.is_ref ? `${run.name} (reference)` : run.name)));
+  }
+
   private heard(grown: Grown): void {
+    if (grown.run >= this.entries.length) {
+      void this.list().then(() => this.show());
+      return;
+    }
     if (grown.tables.includes("records")) {
       const entry = this.entries[grown.run];
       if (entry && !entry.screens.includes("step")) this.entries[grown.run] = { ...entry, screens: [...entry.screens, "step"] };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shlex
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
@@ -55,7 +56,10 @@ def _not_a_run(fs: AbstractFileSystem, root: str, path: str, names: list[str]) -
         return NoRunYet(f"'{path}' is an empty directory, not a Run. Check the path, or record into it first.")
     runs = [name for name in names if fs.exists(posixpath.join(root, name, file_names.MANIFEST))]
     if runs:
-        return RunError(f"'{path}' is not a Run but holds {len(runs)}: {', '.join(runs)}. Pass one of them.")
+        return RunError(
+            f"'{path}' is not a Run but holds {len(runs)}: {', '.join(runs)}. Pass one of them; "
+            f"`trueline view {shlex.quote(path)}` shows all."
+        )
     error = NoRunYet if all(map(file_names.belongs_to_run, names)) else RunError
     return error(
         f"'{path}' is not a Run: it has no manifest.json. Pass a directory that trueline.watch or `trueline run` wrote."

@@ -296,6 +296,9 @@ async def _changes(request: Request, runs: Sequence[WatchedRun]) -> AsyncIterato
     yield ": watching\n\n"
     looks = 0
     while not await request.is_disconnected():
+        while len(judging) < len(runs):  # of a directory of Runs one that has just begun
+            versions_sent.append({})
+            judging.append(False)
         for number, run in enumerate(runs):
             now = dict(run.versions)
             tables = [table for table, number_now in now.items() if number_now != versions_sent[number].get(table)]

@@ -21,6 +21,7 @@ from trueline.schema.text.words import counted
 from trueline.web.application import application
 from trueline.web.guard import MIN_TOKEN, Guard, is_local
 from trueline.web.judging import Judge
+from trueline.web.run_folders import folders_among
 from trueline.web.watched_run import WatchedRun, Watching, watched_runs
 
 PORT = 8642
@@ -58,9 +59,10 @@ def serve(
     required = require_token(host, token)
     judge = Judge()
     try:
-        runs = watched_runs(paths, ref, judge)
+        folders = folders_among(paths)
+        runs = watched_runs(paths, ref, judge, folders)
         listening, address = listen(host, port, required)
-        watching = Watching(runs)
+        watching = Watching(runs, folders)
         try:
             ready(address)
             server(runs, address).run(sockets=[listening])
@@ -81,10 +83,11 @@ class Page:
         self._judge = Judge()
         with ExitStack() as undone:
             undone.callback(self._judge.close)
-            runs = watched_runs(paths, ref, self._judge)
+            folders = folders_among(paths)
+            runs = watched_runs(paths, ref, self._judge, folders)
             self._listening, self._address = listen(host, port, required)
             undone.pop_all()
-        self._watching = Watching(runs)
+        self._watching = Watching(runs, folders)
         self._server = server(runs, self._address)
         self._thread = Thread(target=self._server.run, args=([self._listening],), name="trueline-page", daemon=True)
         self._thread.start()

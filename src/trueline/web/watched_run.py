@@ -20,6 +20,7 @@ from trueline.schema.text.reading import why
 from trueline.store.reader import Run
 from trueline.web.growth import Sizes, grown_tables, sizes_of
 from trueline.web.judging import Compared, Judge, JudgeHere, Renames, name_map
+from trueline.web.run_folders import RunFolder
 
 if TYPE_CHECKING:
     from trueline.judge.check_run import CheckReport
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 EVERY_S = 1.0
 """Between two looks at the files of a Run whose job may still write; ``_QUIET`` times that where it has ended."""
 _QUIET = 5
+FOLDERS_EVERY_S = 2.0
+"""Between two looks for Runs that began in a directory of Runs."""
 _REST = 4.0
 """Reading, or judging, is not begun again before so many times as long as it took have passed."""
 
@@ -220,10 +223,13 @@ class WatchedRun:
 
 
 class Watching:
-    """A thread that looks at all Runs again and again until it is closed."""
+    """A thread that looks at all Runs again and again until it is closed, and adds to them what comes into
+    ``folders``.
+    """
 
-    def __init__(self, runs: Sequence[WatchedRun]) -> None:
-        self._runs = runs
+    def __init__(self, runs: list[WatchedRun], folders: Sequence[RunFolder] = ()) -> None:
+        self._runs, self._folders = runs, folders
+        self._folders_looked_at = time.monotonic()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name="trueline-view", daemon=True)
         self._thread.start()
@@ -234,6 +240,7 @@ class Watching:
 
     def _go_on(self) -> None:
         while True:
+            self._add_new()
             for run in self._runs:
                 try:
                     run.look()
@@ -243,19 +250,40 @@ class Watching:
             if self._closing.wait(EVERY_S / 4):
                 return
 
+    def _add_new(self) -> None:
+        """Runs that began in a folder since the last look there."""
+        if time.monotonic() - self._folders_looked_at < FOLDERS_EVERY_S:
+            return
+        self._folders_looked_at = time.monotonic()
+        for folder in self._folders:
+            try:
+                for path in folder.new_runs():
+                    self._runs.append(WatchedRun(path, _free_name(path, self._runs), None, self._runs[0].judge))
+            except (OSError, TruelineError) as error:  # the folder, or a Run that just began: the next look may read it
+                _log.warning("looking for Runs in %s failed", folder.path, exc_info=error)
+
+
+def _free_name(path: str, runs: Sequence[WatchedRun]) -> str:
+    names = {run.name for run in runs}
+    name = os.path.basename(path)
+    return name if name not in names else path
+
 
 def _error_text(error: Exception) -> str:
     return str(error) if isinstance(error, TruelineError) else f"{type(error).__name__}: {why(error)}"
 
 
-def watched_runs(paths: Sequence[str | os.PathLike[str]], ref: str | None, judge: Judge) -> list[WatchedRun]:
-    """The Runs of ``paths``, those of their further groups of ranks and models, and the reference, under names that
-    differ. Raises ``RunError``.
+def watched_runs(
+    paths: Sequence[str | os.PathLike[str]], ref: str | None, judge: Judge, folders: Sequence[RunFolder] = ()
+) -> list[WatchedRun]:
+    """The Runs of ``paths``, those in ``folders`` among them, those of further groups of ranks and models, and the
+    reference, under names that differ. Raises ``RunError``.
     """
     if ref is not None:
         Run(ref)
     refs_by_path: list[tuple[str, str | None]] = []
-    for path in map(os.fspath, paths):
+    runs_by_folder = {folder.path: folder.new_runs() for folder in folders}
+    for path in [path for given in map(os.fspath, paths) for path in runs_by_folder.get(given, [given])]:
         run = Run(path)
         refs_by_path += [(path, ref), *((path_further, None) for path_further in (*run.groups, *run.models.values()))]
     if ref is not None and os.path.realpath(ref) not in {os.path.realpath(path) for path, _ in refs_by_path}:

@@ -32,7 +32,8 @@ def command(
 ) -> None:
     """Show Runs in a browser, also while they are written: what is wrong, since when, on which ranks, and why.
 
-    Prints the address and serves until Ctrl-C. Nothing but these Runs can be read there, and nothing is sent anywhere.
+    A directory of Runs shows all of them, and those that begin in it. Prints the address and serves until Ctrl-C.
+    Nothing but these Runs can be read there, and nothing is sent anywhere.
     """
     from contextlib import ExitStack
 

@@ -1,0 +1,40 @@
+"""Directories of Runs: which Runs lie in one, and which have come since."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from trueline.store.file_names import MANIFEST
+
+MAX_RUNS = 64
+"""Runs of one directory that are shown, those that began last: each is read and judged."""
+
+
+class RunFolder:
+    """A local directory that is no Run itself and holds some."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._known: set[str] = set()
+
+    def new_runs(self) -> list[str]:
+        """Paths of Runs that were not told before, the oldest first; of more than ``MAX_RUNS`` the newest."""
+        began_by_path: dict[str, float] = {}
+        for entry in os.scandir(self.path):
+            manifest = os.path.join(entry.path, MANIFEST)
+            if entry.path not in self._known and entry.is_dir() and os.path.exists(manifest):
+                began_by_path[entry.path] = os.stat(manifest).st_ctime
+        self._known.update(began_by_path)
+        return sorted(began_by_path, key=lambda path: began_by_path[path])[-MAX_RUNS:]
+
+
+def folders_among(paths: Sequence[str | os.PathLike[str]]) -> list[RunFolder]:
+    """Those of ``paths`` that are directories of Runs."""
+    return [RunFolder(os.fspath(path)) for path in paths if _holds_runs(os.fspath(path))]
+
+
+def _holds_runs(path: str) -> bool:
+    if not os.path.isdir(path) or os.path.exists(os.path.join(path, MANIFEST)):
+        return False
+    return any(os.path.exists(os.path.join(entry.path, MANIFEST)) for entry in os.scandir(path) if entry.is_dir())
