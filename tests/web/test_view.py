@@ -326,6 +326,16 @@ def test_a_run_without_numbers_offers_nothing_to_choose_and_is_not_called_health
         assert "whether losses and gradients are finite: fine" not in said
 
 
+def test_a_graph_has_shapes_on_its_lines_and_is_made_larger(served: Served) -> None:
+    with opened(served, "run=0&screen=step&view=graph", "document.querySelector('.graph .node')") as page:
+        assert page.evaluate("document.querySelectorAll('.graph text.shape').length") > 0
+        before = page.evaluate("document.querySelector('.graph svg').getBoundingClientRect().width")
+        page.press("+")
+        assert page.evaluate("document.querySelector('.graph svg').getBoundingClientRect().width") > 1.2 * before
+        page.evaluate("document.querySelector('[aria-label=\"As large as it fits\"]').click()")
+        assert page.evaluate("document.querySelector('.graph svg').getBoundingClientRect().width") == before
+
+
 def test_searching_calls_leaves_those_that_match(served: Served) -> None:
     with opened(served, "run=0&screen=step&find=LAYERS.7.attn", "document.querySelector('.space .row.call')") as page:
         found = page.until("[...document.querySelectorAll('.space .row .name')].map((each) => each.textContent)")

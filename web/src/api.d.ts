@@ -525,11 +525,13 @@ export interface components {
         };
         /**
          * Edge
-         * @description Values that node ``source`` gives to node ``target``.
+         * @description Values that node ``source`` gives to node ``target``: how many, and the shape of the first.
          */
         Edge: {
             /** On Path */
             on_path: boolean;
+            /** Shape */
+            shape: string;
             /** Source */
             source: number;
             /** Target */
@@ -1022,8 +1024,10 @@ export interface components {
         };
         /**
          * Picture
-         * @description The curve beside the verdict: ``signal`` over steps ``first`` to ``last``, of the ``ranks`` that are accused. It
-         *     is that of incident number ``incident``, which began at step ``onset``; of a healthy Run (None) the loss of all ranks.
+         * @description The curve beside the verdict: ``signal`` over steps ``first`` to ``last``, of the ``ranks`` that are accused.
+         *
+         *     It is that of incident number ``incident``, which began at step ``onset``; of a healthy Run (None) the loss of all
+         *     ranks.
          */
         Picture: {
             /** First */

@@ -283,7 +283,7 @@ def watched_runs(
         Run(ref)
     refs_by_path: list[tuple[str, str | None]] = []
     runs_by_folder = {folder.path: folder.new_runs() for folder in folders}
-    for path in [path for given in map(os.fspath, paths) for path in runs_by_folder.get(given, [given])]:
+    for path in [path for argument in map(os.fspath, paths) for path in runs_by_folder.get(argument, [argument])]:
         run = Run(path)
         refs_by_path += [(path, ref), *((path_further, None) for path_further in (*run.groups, *run.models.values()))]
     if ref is not None and os.path.realpath(ref) not in {os.path.realpath(path) for path, _ in refs_by_path}:

@@ -57,6 +57,7 @@ def test_equal_layers_are_folded_but_for_the_one_with_values_that_are_not_finite
     assert names(graph) == ["in0", "layers.0 to layers.16", "layers.17", "layers.18 to layers.39", "out0"]
     assert [node.repeats for node in graph.nodes] == [1, 17, 1, 22, 1]
     assert edges(graph) == chain(graph)
+    assert {edge.shape for edge in graph.edges} == {"2x8"}
     assert graph.folded == 39
 
 

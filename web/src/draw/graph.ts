@@ -10,6 +10,10 @@ type Graph = Schemas["Graph"];
 type Node = Schemas["Node"];
 const LETTERS = 25;
 const MIN_SCALE = 0.75;
+/** By which a press makes it larger or smaller. */
+const STEP = 1.25;
+/** Of more edges no shapes are written: they would cover each other. */
+const MOST_SHAPES = 120;
 /** This script, which a worker runs as well; there is no document in it. */
 const SCRIPT = typeof document === "undefined" ? "" : ((document.currentScript as HTMLScriptElement | null)?.src ?? "");
 
@@ -17,9 +21,44 @@ export class GraphDrawing {
   readonly element = h("div", { class: "graph", tabindex: "0", role: "group", "aria-label": "Graph" });
   private shown: Graph | null = null;
   private boxes: SVGGElement[] = [];
+  private drawing: SVGSVGElement | null = null;
+  private size = { width: 0, height: 0 };
+  private fitting = 1;
+  /** Times as large as it fits. */
+  private zoomed = 1;
   selected = -1;
 
-  constructor(private readonly heard: { pick: (node: Node) => void; open: (node: Node) => void }) {}
+  constructor(private readonly heard: { pick: (node: Node) => void; open: (node: Node) => void }) {
+    this.element.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.metaKey) return; // a wheel alone scrolls
+      event.preventDefault();
+      this.zoom(event.deltaY < 0 ? STEP : 1 / STEP);
+    }, { passive: false });
+    this.element.addEventListener("pointerdown", (event) => this.pan(event));
+  }
+
+  /** Makes it larger by `times`; 0 makes it as large as it fits. */
+  zoom(times: number): void {
+    this.zoomed = times ? Math.max(0.2, Math.min(this.zoomed * times, 4)) : 1;
+    this.resize();
+  }
+
+  private resize(): void {
+    const scale = this.fitting * this.zoomed;
+    this.drawing?.setAttribute("width", String(this.size.width * scale));
+    this.drawing?.setAttribute("height", String(this.size.height * scale));
+  }
+
+  /** Moves what is seen with the pointer, where it takes hold beside boxes. */
+  private pan(event: PointerEvent): void {
+    if ((event.target as Element).closest(".node") || event.button !== 0) return;
+    const { element } = this;
+    const from = { left: element.scrollLeft + event.clientX, top: element.scrollTop + event.clientY };
+    const move = (moved: PointerEvent) => element.scrollTo(from.left - moved.clientX, from.top - moved.clientY);
+    const end = () => { removeEventListener("pointermove", move); removeEventListener("pointerup", end); };
+    addEventListener("pointermove", move);
+    addEventListener("pointerup", end);
+  }
 
   async show(graph: Graph): Promise<void> {
     this.shown = graph;
@@ -33,9 +72,13 @@ export class GraphDrawing {
     }
     if (this.shown !== graph) return;
     this.boxes = graph.nodes.map((node, at) => this.box(graph, node, at, made.x[at], made.y[at]));
-    const scale = Math.max(MIN_SCALE, Math.min(1, this.element.clientWidth / made.width));
+    this.fitting = Math.max(MIN_SCALE, Math.min(1, this.element.clientWidth / made.width));
+    this.size = { width: made.width, height: made.height };
     const lines = graph.edges.map((edge, at) => line(edge, made.routes[at]));
-    this.element.replaceChildren(s("svg", { width: made.width * scale, height: made.height * scale, viewBox: `0 0 ${made.width} ${made.height}`, role: "presentation" }, ...lines, ...this.boxes));
+    const shapes = graph.edges.length > MOST_SHAPES ? [] : graph.edges.map((edge, at) => shape(edge, made.routes[at]));
+    this.drawing = s("svg", { viewBox: `0 0 ${made.width} ${made.height}`, role: "presentation" }, ...lines, ...shapes, ...this.boxes);
+    this.resize();
+    this.element.replaceChildren(this.drawing);
     const first = graph.nodes.findIndex((node) => node.on_path || node.not_finite > 0 || node.found > 0);
     this.mark(false);
     this.see(this.selected >= 0 ? this.selected : Math.max(first, 0));
@@ -115,7 +158,14 @@ function line(edge: Schemas["Edge"], route: number[]): SVGPathElement {
     const middle = (y0 + y) / 2;
     d += `C${x0} ${middle} ${x} ${middle} ${x} ${y}`;
   }
-  return s("path", { class: edge.on_path ? "edge on-path" : "edge", d }, s("title", null, counted(edge.values, "value")));
+  return s("path", { class: edge.on_path ? "edge on-path" : "edge", d }, s("title", null, `${counted(edge.values, "value")}${edge.shape ? `: ${edge.shape}` : ""}`));
+}
+
+/** The shape of what an edge carries, beside its beginning. */
+function shape(edge: Schemas["Edge"], route: number[]): SVGTextElement | null {
+  if (!edge.shape) return null;
+  const down = route[1] <= route[route.length - 1] ? 1 : -1;
+  return s("text", { class: "small shape", x: route[0] + 4, y: route[1] + down * (HEIGHT / 2 + 13) }, edge.shape);
 }
 
 function words(graph: Graph, node: Node): [string, string] {

@@ -20,11 +20,20 @@ export class OpenedModule {
     pick: (node) => change({ call: node.place < 0 ? "" : String(node.place) }, true),
     open: (node) => change(node.repeats > 1 ? { unfold: "1", begin: "" } : { in: node.name, call: "", begin: "" }),
   });
-  readonly element = h("div", null, this.crumbs, h("p", { class: "filter" }, this.micros, this.fold, this.faults), this.said, this.drawing.element);
+  private readonly zooms = h("span", { class: "choices", role: "group", "aria-label": "Size of the graph" }, ...([["−", "Smaller", 0.8], ["fit", "As large as it fits", 0], ["+", "Larger", 1.25]] as const).map(([text, label, times]) => h("button", { type: "button", class: "choice", "aria-label": label, onclick: () => this.drawing.zoom(times) }, text)));
   private asked = "";
   private graph: Schemas["Graph"] | null = null;
 
-  constructor(private readonly context: Context) {}
+  readonly element = h("div", null, this.crumbs, h("p", { class: "filter" }, this.micros, this.fold, this.faults, this.zooms), this.said, this.drawing.element);
+
+  constructor(private readonly context: Context) {
+    this.micros.hidden = this.fold.hidden = true; // until it is known what there is
+  }
+
+  /** What boxes are coloured by. */
+  get statistic(): string {
+    return this.graph?.statistic ?? "";
+  }
 
   path(now: State, step: string, rank: string): string {
     const opened: Record<string, string> = now.in === undefined ? {} : { module: now.in === WHOLE ? "" : now.in };
@@ -49,6 +58,7 @@ export class OpenedModule {
     if (pressed === "j" || pressed === "k") this.drawing.move(pressed === "j" ? 1 : -1);
     else if (pressed === "Enter") return this.drawing.open();
     else if (pressed === "u" && this.graph?.module) change({ in: this.graph.around.at(-2) ?? WHOLE, call: "", begin: "" });
+    else if (pressed === "+" || pressed === "-") this.drawing.zoom(pressed === "+" ? 1.25 : 0.8);
     else if (pressed === "n") change({ fault: state().fault ? "" : "not-finite", begin: "" });
     else return false;
     return true;

@@ -72,6 +72,7 @@ export function step(context: Context): Screen {
     if (asGraph) {
       first.hidden = true;
       await opened.update(now, steps.value, ranks.value);
+      colour.value = opened.statistic;
       return showDetails(now);
     }
     const wanted = JSON.stringify([context.api(path(now, 0, 0)), steps.value, ranks.value]);
@@ -133,7 +134,7 @@ export function step(context: Context): Screen {
 
   return {
     element, update, key, close: () => table.close(),
-    keys: [["g", "list or graph"], ["n", "first call with values that are not finite; in the graph, their path to the loss"], ["u", "in the graph, the module around"], ["PgUp, PgDn", "a screen up or down"]],
+    keys: [["g", "list or graph"], ["n", "first call with values that are not finite; in the graph, their path to the loss"], ["u", "in the graph, the module around"], ["+ −", "in the graph, larger or smaller; so does the wheel with Ctrl, and dragging moves it"], ["PgUp, PgDn", "a screen up or down"]],
     twins: () => [state().view === "graph" ? opened.path(state(), steps.value, ranks.value) : context.api(query("calls", { step: steps.value, rank: ranks.value }))],
   };
 }

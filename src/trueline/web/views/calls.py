@@ -176,6 +176,10 @@ class Outline:
         """[C] float64, NaN where it was not measured; a judgement is no number."""
         return np.full(len(self), np.nan) if name == "judgement" else self._numbers[name]
 
+    def shape(self, row: int) -> str:
+        """That of the value in a row: ``8x32x64``, "" of a single number."""
+        return shape_text(self._rows["shape"][row].as_py() or ())
+
     @cached_property
     def place_of(self) -> dict[CallKey, int]:
         """Places by micro-batch, phase, name and number of the call."""

@@ -5,7 +5,7 @@ C calls, N nodes.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -55,12 +55,19 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Values that node ``source`` gives to node ``target``."""
+    """Values that node ``source`` gives to node ``target``: how many, and the shape of the first, with ``, …`` where
+    it is not the only one.
+    """
 
     source: int
     target: int
     values: int
+    shape: str
     on_path: bool
+
+
+Pairs = defaultdict[tuple[int, int], list[int]]
+"""By source and target the rows of the values that the one gives to the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,7 @@ def graph_of(
     nodes, of_unit = opened_module.nodes(unfolded)
     pairs, on_path = opened_module.pairs(of_unit)
     low, high = _window(nodes, begin)
-    nodes, edges = _without_hubs(nodes, pairs, on_path, low, high)
+    nodes, edges = _without_hubs(graph.outline, nodes, pairs, on_path, low, high)
     values_C = graph.outline.statistic(resolved)
     finite = values_C[np.isfinite(values_C)]
     return Graph(
@@ -225,9 +232,9 @@ class _Opened:
             nodes.append(singles[begin] if end - begin == 1 else _folded_node(singles[begin:end]))
         return nodes, of_unit
 
-    def pairs(self, of_unit: np.ndarray) -> tuple[Counter[tuple[int, int]], set[tuple[int, int]]]:
-        """How many values each node gives to each other one, and between which of them the path of the fault leads."""
-        num_values: Counter[tuple[int, int]] = Counter()
+    def pairs(self, of_unit: np.ndarray) -> tuple[Pairs, set[tuple[int, int]]]:
+        """Which values each node gives to each other one, and between which of them the path of the fault leads."""
+        values = Pairs(list)
         on_path: set[tuple[int, int]] = set()
         operands = self._operands
         last: dict[int, int] = {}
@@ -242,7 +249,7 @@ class _Opened:
             unit = self._ends.get(("input", root), -1) if unit < 0 else unit
             if unit >= 0 and of_unit[unit] != of_unit[to]:
                 pair = int(of_unit[unit]), int(of_unit[to])
-                num_values[pair] += 1
+                values[pair].append(root)
                 if source in self._path and target in self._path:
                     on_path.add(pair)
         rows = self._outline.rows
@@ -252,8 +259,8 @@ class _Opened:
                 last[int(rows.root_R[row])] = int(self._unit_C[rows.of_R[row]])
         for (kind, root), unit in self._ends.items():
             if kind == "output" and root in last:
-                num_values[int(of_unit[last[root]]), int(of_unit[unit])] += 1
-        return num_values, on_path
+                values[int(of_unit[last[root]]), int(of_unit[unit])].append(root)
+        return values, on_path
 
     def _order(self, unit: int) -> tuple[int, int]:
         kind, _, indices = self.units[unit]
@@ -376,7 +383,7 @@ def _window(nodes: Sequence[Node], begin: int | None) -> tuple[int, int]:
 
 
 def _without_hubs(
-    nodes: list[Node], pairs: Counter[tuple[int, int]], on_path: set[tuple[int, int]], low: int, high: int
+    outline: Outline, nodes: list[Node], pairs: Pairs, on_path: set[tuple[int, int]], low: int, high: int
 ) -> tuple[list[Node], list[Edge]]:
     """Nodes with marks for hubs, and the edges that are drawn: of nodes ``low`` to ``high``, by place among those."""
     taking = Counter(source for source, _ in pairs)
@@ -389,7 +396,9 @@ def _without_hubs(
         if source in hubs:
             marks.setdefault(target, []).append(source - low)
         else:
-            edges.append(Edge(source - low, target - low, values, (source, target) in on_path))
+            # a value that a module and a call in it take is one
+            shape = outline.shape(values[0]) + (", …" if len(set(values)) > 1 else "")
+            edges.append(Edge(source - low, target - low, len(values), shape, (source, target) in on_path))
     nodes_marked = [
         replace(node, hubs=tuple(marks.get(at, ())), num_taking=taking[at] if at in hubs else 0)
         for at, node in enumerate(nodes)
