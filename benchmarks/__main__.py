@@ -3,6 +3,7 @@
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance] [gallery]
     python -m benchmarks compare recording durability gpt2 frameworks layouts monitor scale paper-size many-ranks
     python -m benchmarks rl trials precheck operators same-job view harm reports facts
+    python -m benchmarks acting
 The latter run only where they are named. compare, recording and monitor need msProbe: pip install -e '.[bench]';
 frameworks takes those that are installed. gpt2 and paper-size need transformers, view a Chromium.
 Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
@@ -35,6 +36,7 @@ NAMED = (
     "harm",
     "reports",
     "facts",
+    "acting",
 )
 
 
