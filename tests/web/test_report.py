@@ -98,6 +98,17 @@ def test_an_incident_accuses_whom_its_findings_name_and_has_their_word_on_settin
     assert answers["api/runs/0/settings"]["found"] == [differs.claim]
 
 
+def test_an_incident_says_what_the_accused_and_the_others_had_at_its_first_step(tmp_path: Path) -> None:
+    def slow(step: int, rank: int, row: dict[str, Any]) -> None:
+        row["lr"] = [0.5 if rank == 2 else 0.25, 0.0]
+
+    faulty = Finding("worker-loss-outlier", "warning", "Its loss is high.", (2,), 12, 30)
+    answers = answers_of(report_on(tmp_path, write_run(tmp_path / "exp", findings=(faulty,), change=slow)))
+    readings = answers["api/runs/0/incidents/1"]["readings"]
+    assert readings[0] == {"title": "Learning rate", "accused": "rank 2: 0.5", "others": "0.25"}
+    assert [reading["title"] for reading in readings[1:3]] == ["Loss", "Gradient norm"]
+
+
 def test_a_fault_that_is_over_says_since_when(tmp_path: Path) -> None:
     short = Finding("worker-grad-norm-outlier", "warning", "Its gradient is 3 times.", (0,), 5, 30)
     answers = answers_of(report_on(tmp_path, write_run(tmp_path / "exp", findings=(short,))))

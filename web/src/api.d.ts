@@ -525,7 +525,8 @@ export interface components {
         };
         /**
          * Edge
-         * @description Values that node ``source`` gives to node ``target``: how many, and the shape of the first.
+         * @description Values that node ``source`` gives to node ``target``: how many, and the shape of the first, with ``, …`` where
+         *     it is not the only one.
          */
         Edge: {
             /** On Path */
@@ -876,6 +877,8 @@ export interface components {
             number: number;
             /** Ranks */
             ranks: number[];
+            /** Readings */
+            readings: components["schemas"]["Reading"][];
             /** Record */
             record: string;
             /** Record Refused */
@@ -1060,6 +1063,19 @@ export interface components {
             state: "judged" | "partly" | "open" | "not-applicable";
             /** Words */
             words: string;
+        };
+        /**
+         * Reading
+         * @description A number at the first step of an incident: of the accused ranks (at most ``_MAX_SAMPLED_RANKS``), and the median
+         *     of all others ("" where there are none), in words.
+         */
+        Reading: {
+            /** Accused */
+            accused: string;
+            /** Others */
+            others: string;
+            /** Title */
+            title: string;
         };
         /**
          * RecordedPlace

@@ -5,7 +5,7 @@ import type { Schemas } from "../source";
 import { oneIn } from "../words";
 
 const HEIGHT = 110;
-const LEFT = 84;
+const LEFT = 96;
 const BELOW = 18;
 
 export function evidenceGrowth(data: Schemas["EvidenceGrowth"]): HTMLElement {

@@ -4,7 +4,7 @@ the others, and what settles it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from trueline.schema.site import SITE_FORM, Site
 from trueline.schema.text.words import groups_text, ranks_text
 from trueline.store.reader import Run
 from trueline.web.views.overview import drawn_steps, key_of
+from trueline.web.views.signals import signals_of, values_of
 from trueline.web.views.sparkline import signal_of
 from trueline.web.watched_run import WatchedRun
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _MAX_DIFFERING = 24
 _MAX_SAMPLES, _MAX_SAMPLED_RANKS = 12, 4
 """Samples of a rank, and ranks, whose samples are shown."""
+_MAX_READINGS = 12
 _RECORDED_STEPS = 3
 _AHEAD = 20
 """Steps between the last row that was read and the first that is recorded."""
@@ -60,6 +62,17 @@ class SampleView:
     rank: int
     num: int
     samples: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A number at the first step of an incident: of the accused ranks (at most ``_MAX_SAMPLED_RANKS``), and the median
+    of all others ("" where there are none), in words.
+    """
+
+    title: str
+    accused: str
+    others: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +125,7 @@ class IncidentView:
     differing: tuple[Differing, ...]
     num_differing: int
     recorded: tuple[RecordedPlace, ...]
+    readings: tuple[Reading, ...]
     samples: tuple[SampleView, ...]
     record: str
     record_refused: str
@@ -166,6 +180,7 @@ def incident_of(watched: WatchedRun, place: int) -> IncidentView:
         settings=about_settings(findings),
         differing=differing[:_MAX_DIFFERING],
         num_differing=len(differing),
+        readings=_readings(watched, accused, incident.step_first),
         samples=_samples(watched, accused, incident.step_first),
         recorded=_recorded(watched, [site for finding in findings for site in finding.sites]),
         record=_record_command(watched),
@@ -272,6 +287,45 @@ def environment_of(run: Run) -> Environment:
         if len(set(values)) > 1
     ]
     return replace(table, within=(*rows, *table.within))
+
+
+def _readings(watched: WatchedRun, accused: tuple[int, ...], step: int | None) -> tuple[Reading, ...]:
+    """What the accused, and the others, had at a step: the settings that change, and what was measured first."""
+    steps, ranks = watched.run.steps, watched.run.ranks
+    at = -1 if step is None else int(np.searchsorted(steps, step))
+    if not 0 <= at < steps.size or steps[at] != step:
+        return ()
+    is_accused_N = np.isin(ranks, accused[:_MAX_SAMPLED_RANKS])
+    if not is_accused_N.any():
+        return ()
+    readings: list[Reading] = []
+    for title, values_N in _numbers_at(watched, at):
+        if np.isnan(values_N[is_accused_N]).all():
+            continue
+        others_N = values_N[~np.isin(ranks, accused)]
+        readings.append(
+            Reading(
+                title,
+                ", ".join(
+                    f"rank {rank}: {number(value)}"
+                    for rank, value, is_accused in zip(ranks, values_N, is_accused_N, strict=True)
+                    if is_accused
+                ),
+                number(float(np.nanmedian(others_N))) if np.isfinite(others_N).any() else "",
+            )
+        )
+    return tuple(readings[:_MAX_READINGS])
+
+
+def _numbers_at(watched: WatchedRun, at: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Titles and values [N] of what the ranks had at the step of a place: first the learning rate."""
+    step = int(watched.run.steps[at])
+    rates = {rank: rates_G[0] for (_, rank), rates_G in watched.run.lists("lr", steps=[step]).items() if len(rates_G)}
+    if rates:
+        yield "Learning rate", np.array([rates.get(rank, np.nan) for rank in watched.run.ranks])
+    for signal in signals_of(watched).signals:
+        if signal.of == "rank" and not signal.group:
+            yield signal.title, values_of(watched, signal.key)[0][at]
 
 
 def _recorded(watched: WatchedRun, sites: list[str]) -> tuple[RecordedPlace, ...]:
