@@ -105,7 +105,7 @@ def test_an_incident_says_what_the_accused_and_the_others_had_at_its_first_step(
     faulty = Finding("worker-loss-outlier", "warning", "Its loss is high.", (2,), 12, 30)
     answers = answers_of(report_on(tmp_path, write_run(tmp_path / "exp", findings=(faulty,), change=slow)))
     readings = answers["api/runs/0/incidents/1"]["readings"]
-    assert readings[0] == {"title": "Learning rate", "accused": "rank 2: 0.5", "others": "0.25"}
+    assert readings[0] == {"title": "Learning rate", "accused": "rank 2: 0.5", "others_median": "0.25"}
     assert [reading["title"] for reading in readings[1:3]] == ["Loss", "Gradient norm"]
 
 

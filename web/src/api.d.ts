@@ -1072,8 +1072,8 @@ export interface components {
         Reading: {
             /** Accused */
             accused: string;
-            /** Others */
-            others: string;
+            /** Others Median */
+            others_median: string;
             /** Title */
             title: string;
         };

@@ -16,16 +16,16 @@ class RunFolder:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._known: set[str] = set()
+        self._listed_paths: set[str] = set()
 
     def new_runs(self) -> list[str]:
         """Paths of Runs that were not told before, the oldest first; of more than ``MAX_RUNS`` the newest."""
         began_by_path: dict[str, float] = {}
         for entry in os.scandir(self.path):
             manifest = os.path.join(entry.path, MANIFEST)
-            if entry.path not in self._known and entry.is_dir() and os.path.exists(manifest):
+            if entry.path not in self._listed_paths and entry.is_dir() and os.path.exists(manifest):
                 began_by_path[entry.path] = os.stat(manifest).st_ctime
-        self._known.update(began_by_path)
+        self._listed_paths.update(began_by_path)
         return sorted(began_by_path, key=lambda path: began_by_path[path])[-MAX_RUNS:]
 
 

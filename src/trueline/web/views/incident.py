@@ -72,7 +72,7 @@ class Reading:
 
     title: str
     accused: str
-    others: str
+    others_median: str
 
 
 @dataclass(frozen=True, slots=True)
