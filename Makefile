@@ -22,7 +22,7 @@ test: $(READY) ## run the tests of this commit's turn, three files at a time; of
 check: $(READY) ## lint, format, types, imports, names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --threads 2 --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python tools/names.py
 
