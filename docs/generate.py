@@ -36,6 +36,7 @@ MEASUREMENTS = (ROOT / "benchmarks", ROOT / "studies")
 """Those that are run again, and those that are finished."""
 SOURCE = ROOT / "src" / "trueline"
 LAWS = SOURCE / "laws"
+DECISIONS = ROOT / "docs" / "decisions"
 JUDGEMENT = SOURCE / "comparison" / "judgement"
 HEADINGS = ("What it finds", "Why it matters", "How it decides", "What it may miss", "Example", "Wrong and right")
 API = {
@@ -234,6 +235,15 @@ def causes_table() -> str:
     return "\n".join(["| cause | in a sentence | findings | what settles it |", "|---|---|---|---|", *rows])
 
 
+def decisions_table() -> str:
+    """One line a decision: its number and its title."""
+    rows: list[str] = []
+    for page in sorted(DECISIONS.glob("0*.md")):
+        number, title = re.findall(r"\A# (?:Decision )?(\d+)[:.] (.*)", page.read_text(encoding="utf-8"))[0]
+        rows.append(f"| [{number}]({page.name}) | {_cell(title[:1].upper() + title[1:])} |")
+    return "\n".join(["| number | decision |", "|---|---|", *rows])
+
+
 def law(module: str) -> str:
     """The docstring of a module of ``comparison/judgement``, without what is for readers of its code."""
     source = next(JUDGEMENT.rglob(f"{module}.py")).read_text(encoding="utf-8")
@@ -263,6 +273,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "syncs": partial(columns_table, SYNC_COLUMNS),
     "checks": checks_table,
     "causes": causes_table,
+    "decisions": decisions_table,
     "overhead": partial(measured, "overhead"),
     "recording": partial(measured, "recording"),
     "monitor": partial(measured, "monitor"),
@@ -283,13 +294,6 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the pages of the checks to the navigation section of that name."""
-    for pages in _sections(config.nav or [], "Checks"):
-        pages.extend({manual.code: f"checks/{manual.code}.md"} for manual in check_manuals())
-    return config
-
-
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the checks, and the figures that benchmarks drew."""
     for manual in check_manuals():
@@ -305,15 +309,6 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = MARKER.sub(lambda found: TABLES[found[1]](), markdown)
     markdown = CHECK_FILE.sub(lambda found: f"checks/{found[1].replace('_', '-')}.md", markdown)
     return FIGURE.sub(r"img/\1-\2", markdown)
-
-
-def _sections(nav: list[Any], title: str) -> Iterator[list[Any]]:
-    for section in nav:
-        for name, pages in section.items() if isinstance(section, dict) else ():
-            if name == title:
-                yield pages
-            elif isinstance(pages, list):
-                yield from _sections(pages, title)
 
 
 def _definitions(body: Sequence[ast.stmt]) -> dict[str, ast.stmt]:
