@@ -9,6 +9,8 @@ import hashlib
 import html
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,42 @@ def test_a_clean_run_says_what_was_checked_and_a_short_one_that_its_workers_were
     overview = answers_of(report_on(tmp_path / "b", write_run(tmp_path / "b", num_steps=4)))["api/runs/0/overview"]
     assert "None of the checks that ran judges whether one rank’s loss" in overview["what"]
     assert any("4 steps have losses to compare" in each["why"] for each in overview["unchecked"])
+
+
+def test_a_run_without_rows_says_how_to_have_some(tmp_path: Path) -> None:
+    overview = answers_of(report_on(tmp_path, write_run(tmp_path / "exp", num_steps=0)))["api/runs/0/overview"]
+    assert overview["headline"].startswith("Cannot tell: no step was recorded")
+    (advice,) = overview["next"]
+    assert "trueline run -- COMMAND" in advice
+
+
+def test_a_job_that_was_killed_is_not_live_and_its_death_is_said_once(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(
+        "import os, signal, torch\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(12):\n"
+        "    model(torch.randn(8, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "trueline",
+        "run",
+        "--out",
+        str(tmp_path / "run"),
+        "--",
+        sys.executable,
+        str(script),
+    ]
+    subprocess.run(command, capture_output=True, check=False, timeout=120)
+    overview = answers_of(report_on(tmp_path, tmp_path / "run"))["api/runs/0/overview"]
+    assert overview["headline"].startswith("Fault found: the job died")
+    assert (overview["live"], overview["what"]) == (False, "")
 
 
 def test_what_is_worth_knowing_stands_apart_from_incidents(tmp_path: Path) -> None:

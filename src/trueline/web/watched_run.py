@@ -90,8 +90,10 @@ class WatchedRun:
 
     @property
     def live(self) -> bool:
-        """True if the job may still write: ranks have not closed the Run."""
-        return bool(self.run.unclosed) and not self.read_failure
+        """True if the job may still write: ranks have not closed the Run, and were not seen to be killed."""
+        report = self.judgement.report
+        is_killed = report is not None and report.judged.killed
+        return bool(self.run.unclosed) and not self.read_failure and not is_killed
 
     @property
     def is_judging(self) -> bool:

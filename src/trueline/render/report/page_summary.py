@@ -21,9 +21,15 @@ _LIMIT = (
 )
 
 
+_NEXT_WITHOUT_ROWS = (
+    "Run the job below `trueline run -- COMMAND`: as it ends, it says what was watched, or why nothing was. An update "
+    "is seen by the step() of an optimizer of torch.optim.",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """``what`` is said after the verdict in one or two sentences; ``next`` is empty where nothing was found.
+    """``what`` is said after the verdict in one or two sentences; ``next`` is empty where nothing was found in steps.
     ``unchecked`` are the checks that did not run, by why.
     """
 
@@ -41,7 +47,7 @@ def summary(report: CheckReport) -> Summary:
     return Summary(
         verdict=report.verdict,
         what=_outcome(report),
-        next=tuple(advice[:_MAX_NEXT]),
+        next=tuple(advice[:_MAX_NEXT]) if report.judged.steps is not None or advice else _NEXT_WITHOUT_ROWS,
         checked=_checked(report) if report.judged.num_steps else "",
         unchecked=by_reason((entry.check, entry.why) for entry in report.checks_not_run),
     )
@@ -67,8 +73,10 @@ def headline(verdicts: Sequence[tuple[str, Verdict]]) -> str:
 
 def _outcome(report: CheckReport) -> str:
     if report.incidents:
-        likely = report.cause(0)
-        return f"{report.incidents[0].title}{f' {likely.shortly}.' if likely.is_likely else ''}"
+        likely, title = report.cause(0), report.incidents[0].title
+        # of a job that died the verdict says all that there is to say
+        is_said = title.rstrip(".").lower() in report.verdict.line.lower()
+        return " ".join([*([] if is_said else [title]), *([f"{likely.shortly}."] if likely.is_likely else [])])
     if report.judged.steps is None:
         return "This Run holds no rows, so there is nothing to check or draw."
     if report.verdict.status == "unknown":
