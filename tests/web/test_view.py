@@ -282,7 +282,7 @@ def test_clicking_a_cell_pins_its_rank_and_more_ranks_than_are_drawn_are_said(se
 
 
 def test_a_step_is_an_outline_of_which_only_what_is_seen_is_there(served: Served) -> None:
-    with opened(served, "run=0&screen=step", "document.querySelector('.space .row.call')") as page:
+    with opened(served, "run=0&screen=step&closed=none", "document.querySelector('.space .row.call')") as page:
         assert page.evaluate("document.querySelector('.rows').getAttribute('aria-rowcount')") == str(
             num_calls(NUM_BLOCKS)
         )
@@ -292,6 +292,25 @@ def test_a_step_is_an_outline_of_which_only_what_is_seen_is_there(served: Served
         page.press("n")
         page.until("document.querySelector('.row[aria-selected=true]')?.textContent.includes('4 not finite')")
         assert "train.py:34" in page.until("document.querySelector('.frames')?.textContent")
+
+
+def test_equal_layers_are_folded_and_opened_by_the_sign_or_the_keys(served: Served) -> None:
+    rows = "Number(document.querySelector('.rows').getAttribute('aria-rowcount'))"
+    with opened(served, "run=0&screen=step", "document.querySelector('.space .row.call')") as page:
+        folded = page.evaluate(rows)
+        assert folded < num_calls(NUM_BLOCKS) / 4
+        whole = served.json("/api/runs/0/calls?step=3&rank=0&closed=equal")
+        assert any(name.endswith("layers.3") for name in whole["closed"])
+        assert not any(name.endswith(("layers.0", "layers.1")) for name in whole["closed"])  # the first; that with NaN
+        page.evaluate("document.querySelector('.row .fold[aria-expanded=false]').click()")
+        page.until(f"{rows} > {folded}")
+        opened_rows = page.evaluate(rows)
+        page.evaluate("document.querySelector('.rows').focus()")
+        page.evaluate("document.querySelector('.row .fold[aria-expanded=true]').closest('.row').click()")
+        page.until("document.querySelector('.row[aria-selected=true]')")
+        page.press("ArrowLeft")
+        page.until(f"{rows} < {opened_rows}")
+        assert page.errors == []
 
 
 def test_arcs_lead_from_the_selected_call_to_what_it_takes_from_and_gives_to(served: Served) -> None:

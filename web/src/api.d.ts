@@ -353,7 +353,8 @@ export interface components {
          * @description One call: its place in the order of execution, how deep it lies, and numbers of its values: elements that are not
          *     finite; of the worst of the floating values that it returned (or else of all that it has) the largest magnitude,
          *     root mean square and share of zeros (None: not measured).
-         *     ``judgement`` is that of the worst of them in the comparison with the reference, "" where there is none.
+         *     ``judgement`` is that of the worst of them in the comparison with the reference, "" where there is none. ``opens``
+         *     where calls lie in it that can be folded away.
          */
         Call: {
             /** Api */
@@ -376,6 +377,8 @@ export interface components {
             name: string;
             /** Not Finite */
             not_finite: number;
+            /** Opens */
+            opens: boolean;
             /** Phase */
             phase: string;
             /** Place */
@@ -419,13 +422,16 @@ export interface components {
         };
         /**
          * Calls
-         * @description Calls ``offset`` and after among the ``total`` that the search leaves of the ``num_calls`` of a step. ``scale``
+         * @description Calls ``offset`` and after among the ``total`` that the search, and modules that are ``closed``, leave of the
+         *     ``num_calls`` of a step. ``scale``
          *     is the lowest and highest value of the statistic over the whole step, None where none was measured;
          *     ``num_not_finite`` counts calls with NaN or infinities, and ``first_not_finite`` is the place of the first.
          */
         Calls: {
             /** Calls */
             calls: components["schemas"]["Call"][];
+            /** Closed */
+            closed: string[];
             /** First Not Finite */
             first_not_finite: number | null;
             /** Found At */
@@ -1540,6 +1546,8 @@ export interface operations {
                 phase?: string;
                 statistic?: ("not_finite" | "largest" | "rms" | "zeros" | "judgement") | "auto";
                 at?: string;
+                place?: number | null;
+                closed?: string;
             };
             header?: never;
             path: {

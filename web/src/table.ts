@@ -76,6 +76,15 @@ export class Table<Row> {
     return this.pages.get(Math.floor(at / PAGE))?.[at % PAGE] ?? null;
   }
 
+  /** The row that `is` true of, among those that were fetched; -1 where there is none. */
+  find(is: (row: Row) => boolean): number {
+    for (const [page, rows] of this.pages) {
+      const at = rows.findIndex(is);
+      if (at >= 0) return page * PAGE + at;
+    }
+    return -1;
+  }
+
   /** j, k, page and end keys; false for any other. */
   key(key: string): boolean {
     const seen = Math.max(Math.floor(this.element.clientHeight / ROW) - 1, 1);

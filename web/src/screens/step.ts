@@ -31,6 +31,8 @@ export function step(context: Context): Screen {
   colour.append(...[...STATISTICS, ...(context.run.ref ? [["judgement", "judgement"]] : [])].map(([value, text]) => h("option", { value }, text)));
   search.addEventListener("input", () => change({ find: search.value, call: "", at: "", begin: "" }, true));
   let head: Calls | null = null;
+  /** Whoever comes to one call sees all others, too. */
+  const coming = state().call || state().at ? "none" : "equal";
   let asked = "";
   let details = "";
 
@@ -41,7 +43,7 @@ export function step(context: Context): Screen {
       if (offset === 0 || head === null) head = found;
       return { total: found.total, rows: found.calls };
     },
-    row: (call) => row(call, head!),
+    row: (call) => row(call, head!, () => fold(call.name)),
     pick: (call) => { if (call) change({ call: String(call.place) }, true); },
     failed: (error) => { said.textContent = error instanceof Error ? error.message : String(error); },
   });
@@ -53,7 +55,27 @@ export function step(context: Context): Screen {
     said, h("div", { class: "split" }, h("div", null, list, opened.element), detail));
 
   function path(now: State, offset: number, limit: number): string {
-    return query("calls", { step: steps.value, rank: ranks.value, offset, limit, search: now.find ?? "", phase: now.phase ?? "", statistic: now.by ?? "", at: now.at ?? "" });
+    return query("calls", { step: steps.value, rank: ranks.value, offset, limit, search: now.find ?? "", phase: now.phase ?? "", statistic: now.by ?? "", at: now.at ?? "", closed: now.find ? "none" : (now.closed ?? coming) });
+  }
+
+  /** Folds the calls of a module away, or shows them. */
+  function fold(name: string): void {
+    const closed = new Set(head?.closed ?? []);
+    if (!closed.delete(name)) closed.add(name);
+    change({ closed: [...closed].join(",") || "none" }, true);
+  }
+
+  /** Which row the call at a place has: of what was fetched, or as the server says; -1 where it is folded away. */
+  async function rowOf(place: number): Promise<number> {
+    const at = table.find((call) => call.place === place);
+    if (at >= 0) return at;
+    const found = await context.source.json<Calls>(context.api(`${path(state(), 0, 1)}&place=${place}`));
+    return found.found_at ?? -1;
+  }
+
+  async function select(place: number, centre = false): Promise<void> {
+    const at = await rowOf(place);
+    if (at >= 0) table.select(at, centre);
   }
 
   async function update(now: State): Promise<void> {
@@ -83,14 +105,14 @@ export function step(context: Context): Screen {
       await table.reset();
       tell(now);
       const chosen = numberOf(now, "call", null);
-      if (chosen !== null && !now.find && !now.phase) table.select(chosen, true);
+      if (chosen !== null && !now.find && !now.phase) await select(chosen, true);
       else if (now.at && head !== null) {
         const at = (head as Calls).found_at;
         if (at !== null && at !== undefined) table.select(at, true);
       }
     } else {
       const chosen = numberOf(now, "call", null);
-      if (chosen !== null && !now.find && !now.phase && table.selected !== chosen) table.select(chosen);
+      if (chosen !== null && !now.find && !now.phase && table.rowAt(table.selected)?.place !== chosen) await select(chosen);
     }
     await showDetails(now);
   }
@@ -102,13 +124,13 @@ export function step(context: Context): Screen {
     phases.value = now.phase ?? "";
     colour.value = known.statistic;
     first.hidden = known.num_not_finite === 0;
-    said.textContent = `${known.total === known.num_calls ? counted(known.num_calls, "call") : `${known.total.toLocaleString("en-US")} of ${counted(known.num_calls, "call")}`}. ${known.num_not_finite ? `${counted(known.num_not_finite, "call")} with values that are not finite; masks of −inf are among them.` : "All values are finite."}`;
+    said.textContent = `${known.total === known.num_calls ? counted(known.num_calls, "call") : `${known.total.toLocaleString("en-US")} of ${counted(known.num_calls, "call")}`}. ${known.closed.length ? `Calls of ${counted(known.closed.length, "module")} are folded away. ` : ""}${known.num_not_finite ? `${counted(known.num_not_finite, "call")} with values that are not finite; masks of −inf are among them.` : "All values are finite."}`;
   }
 
   function toFirst(): void {
     const at = head?.first_not_finite;
     if (at !== null && at !== undefined) table.select(at, true);
-    else change({ find: "", phase: "" });
+    else change({ find: "", phase: "", closed: "none" });
   }
 
   async function showDetails(now: State): Promise<void> {
@@ -121,7 +143,8 @@ export function step(context: Context): Screen {
     const found = await context.source.json<Schemas["CallDetails"]>(context.api(query(`calls/${place}`, { step: steps.value, rank: ranks.value })));
     if (key !== details) return;
     const whole = !now.find && !now.phase;
-    table.link(new Map(whole ? [...found.takes.map((each): [number, number] => [each.place, -1]), ...found.gives.map((each): [number, number] => [each.place, 1])] : []));
+    const linked = (calls: Schemas["Neighbour"][], way: number) => calls.map((each): [number, number] => [table.find((call) => call.place === each.place), way]).filter(([at]) => at >= 0);
+    table.link(new Map(whole ? [...linked(found.takes, -1), ...linked(found.gives, 1)] : []));
     detail.replaceChildren(...described(found), ...neighbours(found, now), ...matched(context, found.call.name));
   }
 
@@ -129,12 +152,17 @@ export function step(context: Context): Screen {
     if (pressed === "g") { change({ view: state().view === "graph" ? "" : "graph" }); return true; }
     if (state().view === "graph") return opened.key(pressed);
     if (pressed === "n") { toFirst(); return true; }
+    const call = table.rowAt(table.selected);
+    if ((pressed === "ArrowLeft" || pressed === "ArrowRight") && call?.opens) {
+      if (head!.closed.includes(call.name) === (pressed === "ArrowRight")) fold(call.name);
+      return true;
+    }
     return table.key(pressed);
   }
 
   return {
     element, update, key, close: () => table.close(),
-    keys: [["g", "list or graph"], ["n", "first call with values that are not finite; in the graph, their path to the loss"], ["u", "in the graph, the module around"], ["+ −", "in the graph, larger or smaller; so does the wheel with Ctrl, and dragging moves it"], ["PgUp, PgDn", "a screen up or down"]],
+    keys: [["g", "list or graph"], ["n", "first call with values that are not finite; in the graph, their path to the loss"], ["u", "in the graph, the module around"], ["+ −", "in the graph, larger or smaller; so does the wheel with Ctrl, and dragging moves it"], ["← →", "fold the module away, or show its calls"], ["PgUp, PgDn", "a screen up or down"]],
     twins: () => [state().view === "graph" ? opened.path(state(), steps.value, ranks.value) : context.api(query("calls", { step: steps.value, rank: ranks.value }))],
   };
 }
@@ -144,13 +172,15 @@ function fill(select: HTMLSelectElement, values: number[], wanted: string | unde
   select.value = wanted !== undefined && values.includes(Number(wanted)) ? wanted : String(values[0] ?? "");
 }
 
-function row(call: Schemas["Call"], head: Calls): HTMLElement {
+function row(call: Schemas["Call"], head: Calls, fold: () => void): HTMLElement {
+  const closed = head.closed.includes(call.name);
+  const sign = call.opens && !state().find ? h("button", { type: "button", class: "fold", "aria-expanded": String(!closed), "aria-label": `Calls in ${call.name}`, onclick: (event: Event) => { event.stopPropagation(); fold(); } }, closed ? "▸" : "▾") : null;
   const swatch = h("i", { class: "swatch", title: shownNumber(call, head.statistic) });
   swatch.style.background = valueColour(call.not_finite, head.statistic, numberOfCall(call, head.statistic), head.scale ?? null, call.judgement);
   const cut = call.name.lastIndexOf(".") + 1;
   // its modules are in the rows above, but where a search leaves these out
   const path = cut && state().find ? h("span", { class: "quiet" }, call.name.slice(0, cut)) : null;
-  const name = h("span", { class: "name" }, path, leaf(call.name, path === null ? 0 : cut) || call.api, call.call ? h("small", null, `#${call.call}`) : null);
+  const name = h("span", { class: "name" }, sign, path, leaf(call.name, path === null ? 0 : cut) || call.api, call.call ? h("small", null, `#${call.call}`) : null);
   name.style.paddingLeft = `${Math.min(call.depth, 24) * 14}px`;
   return h("div", { class: `row call ${call.kind}`, title: `${call.name}\n${call.api}` }, swatch, h("span", { class: "phase" }, call.phase), name,
     h("span", { class: "shape quiet" }, call.shape ? `${call.dtype} ${call.shape}` : ""),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -34,6 +35,8 @@ AskedStatistic = Statistic | Literal["auto"]
 """``auto`` is what says something of the step: NaN and infinities, or the root mean square where all is finite."""
 
 MAX_PAGE = 1000
+MIN_EQUAL = 3
+"""Layers that make the same calls, from which on all but the first are folded."""
 _COLUMNS = (
     *("row", "micro", "phase", "name", "call", "slot", "kind", "api", "module", "stack", "dtype", "shape", "numel"),
     *("nan", "pos_inf", "neg_inf", "zero", "min", "max", "sum", "sum_sq", "flags", "rank", "args", "note", "same_as"),
@@ -55,7 +58,8 @@ class Call:
     """One call: its place in the order of execution, how deep it lies, and numbers of its values: elements that are not
     finite; of the worst of the floating values that it returned (or else of all that it has) the largest magnitude,
     root mean square and share of zeros (None: not measured).
-    ``judgement`` is that of the worst of them in the comparison with the reference, "" where there is none.
+    ``judgement`` is that of the worst of them in the comparison with the reference, "" where there is none. ``opens``
+    where calls lie in it that can be folded away.
     """
 
     place: int
@@ -74,11 +78,13 @@ class Call:
     rms: float | None
     zeros: float | None
     judgement: str
+    opens: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls ``offset`` and after among the ``total`` that the search leaves of the ``num_calls`` of a step. ``scale``
+    """Calls ``offset`` and after among the ``total`` that the search, and modules that are ``closed``, leave of the
+    ``num_calls`` of a step. ``scale``
     is the lowest and highest value of the statistic over the whole step, None where none was measured;
     ``num_not_finite`` counts calls with NaN or infinities, and ``first_not_finite`` is the place of the first.
     """
@@ -94,6 +100,7 @@ class Calls:
     num_not_finite: int
     first_not_finite: int | None
     found_at: int | None
+    closed: tuple[str, ...]
     calls: tuple[Call, ...]
 
 
@@ -194,6 +201,39 @@ class Outline:
         indices = (index for index in self.rows.of_R[single_R][::-1].tolist() if self.phases[index] == "fwd")
         return next(indices, None)
 
+    @cached_property
+    def num_inside(self) -> Counter[str]:
+        """How many calls lie in each module."""
+        return Counter(around for module in self.modules for around in _modules_around(module or ""))
+
+    @cached_property
+    def equal_layers(self) -> tuple[str, ...]:
+        """Modules whose names end in a number, and that make the same calls as the first of their siblings: these but
+        for that first one, where there are ``MIN_EQUAL`` at least. One with values that are not finite is none.
+        """
+        calls: dict[str, int] = {}
+        not_finite: set[str] = set()
+        bad_C = self._numbers["not_finite"]
+        for name, phase, module, bad in zip(self.names, self.phases, self.modules, bad_C.tolist(), strict=True):
+            for layer in _modules_around(module or ""):
+                if layer.rpartition(".")[2].isdecimal():
+                    calls[layer] = hash((calls.get(layer), phase, (name or "").removeprefix(layer)))
+                    if bad:
+                        not_finite.add(layer)
+        siblings: dict[tuple[str, int], list[str]] = {}
+        for layer, signature in calls.items():
+            siblings.setdefault((layer.rpartition(".")[0], signature), []).append(layer)
+        equal = [layers[1:] for layers in siblings.values() if len(layers) >= MIN_EQUAL]
+        return tuple(layer for layers in equal for layer in layers if layer not in not_finite)
+
+    def outside(self, closed: Collection[str]) -> np.ndarray:
+        """[C] bool, whether a call lies in none of the modules ``closed``."""
+        closed_modules = frozenset(closed)
+        is_hidden = {
+            module: not closed_modules.isdisjoint(_modules_around(module or "")) for module in set(self.modules)
+        }
+        return np.fromiter((not is_hidden[module] for module in self.modules), bool, len(self))
+
     def search(self, search: str, phase: str) -> np.ndarray:
         """Places of the calls of ``phase`` ("": all) whose name or function has ``search`` in it, whatever its case."""
         kept_C = np.ones(len(self), dtype=bool)
@@ -221,6 +261,7 @@ class Outline:
             dtype=self._rows["dtype"][output_row].as_py() or "",
             source=self._source(self._rows["stack"][row].as_py()),
             judgement=self.judgements[index] if self.judgements else "",
+            opens=self.kinds[index] == "module" and bool(self.num_inside[self.names[index] or ""]),
             not_finite=int(self._numbers["not_finite"][index]),
             **{name: None if np.isnan(value) else float(value) for name, value in numbers.items()},
         )
@@ -316,14 +357,26 @@ def recorded_steps(watched: WatchedRun) -> RecordedSteps:
 
 
 def calls_of(
-    outline: Outline, *, offset: int, limit: int, search: str, phase: str, statistic: AskedStatistic, at: str = ""
+    outline: Outline,
+    *,
+    offset: int,
+    limit: int,
+    search: str,
+    phase: str,
+    statistic: AskedStatistic,
+    at: str = "",
+    place: int | None = None,
+    closed: str = "none",
 ) -> Calls:
-    """A page of calls. ``found_at`` is where among them the first call of the name ``at`` (``phase/name#call``) is.
-    Raises ``InputError``.
+    """A page of calls. ``found_at`` is where among them the first call of the name ``at`` (``phase/name#call``) is, or
+    the one at ``place``. ``closed`` are names of modules with commas between them whose calls are left out, "equal"
+    equal layers but the first, "none" none. Raises ``InputError``.
     """
     if not 1 <= limit <= MAX_PAGE or offset < 0:
         raise InputError(f"{limit} calls from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
+    closed_modules = {"equal": outline.equal_layers, "none": ()}.get(closed, tuple(closed.split(",")))
     indices = outline.search(search, phase)
+    indices = indices[outline.outside(closed_modules)[indices]]
     resolved = outline.resolved(statistic)
     values_C = outline.statistic(resolved)
     finite = values_C[np.isfinite(values_C)]
@@ -339,9 +392,16 @@ def calls_of(
         scale=(float(finite.min()), float(finite.max())) if finite.size else None,
         num_not_finite=len(bad),
         first_not_finite=_position_among(indices, int(bad[0])) if bad.size else None,
-        found_at=_found_at(outline, indices, at),
+        found_at=_found_at(outline, indices, at) if place is None else _position_among(indices, place),
+        closed=closed_modules,
         calls=tuple(outline.call(int(index)) for index in indices[offset : offset + limit]),
     )
+
+
+def _modules_around(name: str) -> Iterator[str]:
+    """``layers``, ``layers.3`` and ``layers.3.attn`` of the last."""
+    parts = name.split(".") if name else []
+    return (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
 
 
 def _position_among(indices: np.ndarray, index: int) -> int | None:
