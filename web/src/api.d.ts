@@ -1546,7 +1546,7 @@ export interface operations {
                 phase?: string;
                 statistic?: ("not_finite" | "largest" | "rms" | "zeros" | "judgement") | "auto";
                 at?: string;
-                place?: number | null;
+                index?: number | null;
                 closed?: string;
             };
             header?: never;

@@ -149,11 +149,11 @@ def _views(runs: Sequence[WatchedRun]) -> Mapping[str, tuple[str, type, Callable
         phase: str = "",
         statistic: AskedStatistic = "auto",
         at: str = "",
-        place: Annotated[int | None, Query(ge=0)] = None,
+        index: Annotated[int | None, Query(ge=0)] = None,
         closed: str = "none",
     ) -> Calls:
         page = {"offset": offset, "limit": limit, "search": search, "phase": phase, "at": at}
-        page |= {"place": place, "closed": closed}
+        page |= {"index": index, "closed": closed}
         return calls_of(outlines.outline_of(watched, step, rank), **page, statistic=statistic)
 
     def call(watched: WatchedRun, place: int, step: int, rank: int) -> CallDetails:

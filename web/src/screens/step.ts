@@ -69,7 +69,7 @@ export function step(context: Context): Screen {
   async function rowOf(place: number): Promise<number> {
     const at = table.find((call) => call.place === place);
     if (at >= 0) return at;
-    const found = await context.source.json<Calls>(context.api(`${path(state(), 0, 1)}&place=${place}`));
+    const found = await context.source.json<Calls>(context.api(`${path(state(), 0, 1)}&index=${place}`));
     return found.found_at ?? -1;
   }
 

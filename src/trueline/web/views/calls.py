@@ -204,7 +204,7 @@ class Outline:
     @cached_property
     def num_inside(self) -> Counter[str]:
         """How many calls lie in each module."""
-        return Counter(around for module in self.modules for around in _modules_around(module or ""))
+        return Counter(outer for module in self.modules for outer in _modules_around(module or ""))
 
     @cached_property
     def equal_layers(self) -> tuple[str, ...]:
@@ -365,11 +365,11 @@ def calls_of(
     phase: str,
     statistic: AskedStatistic,
     at: str = "",
-    place: int | None = None,
+    index: int | None = None,
     closed: str = "none",
 ) -> Calls:
     """A page of calls. ``found_at`` is where among them the first call of the name ``at`` (``phase/name#call``) is, or
-    the one at ``place``. ``closed`` are names of modules with commas between them whose calls are left out, "equal"
+    the one at place ``index``. ``closed`` are names of modules with commas between them whose calls are left out, "equal"
     equal layers but the first, "none" none. Raises ``InputError``.
     """
     if not 1 <= limit <= MAX_PAGE or offset < 0:
@@ -392,7 +392,7 @@ def calls_of(
         scale=(float(finite.min()), float(finite.max())) if finite.size else None,
         num_not_finite=len(bad),
         first_not_finite=_position_among(indices, int(bad[0])) if bad.size else None,
-        found_at=_found_at(outline, indices, at) if place is None else _position_among(indices, place),
+        found_at=_found_at(outline, indices, at) if index is None else _position_among(indices, index),
         closed=closed_modules,
         calls=tuple(outline.call(int(index)) for index in indices[offset : offset + limit]),
     )
