@@ -368,9 +368,11 @@ def calls_of(
     index: int | None = None,
     closed: str = "none",
 ) -> Calls:
-    """A page of calls. ``found_at`` is where among them the first call of the name ``at`` (``phase/name#call``) is, or
-    the one at place ``index``. ``closed`` are names of modules with commas between them whose calls are left out, "equal"
-    equal layers but the first, "none" none. Raises ``InputError``.
+    """A page of calls.
+
+    ``found_at`` is where among them the first call of the name ``at`` (``phase/name#call``) is, or the one at place
+    ``index``. ``closed`` are names of modules, with commas between them, whose calls are left out: "equal" stands for
+    equal layers but the first, "none" for none. Raises ``InputError``.
     """
     if not 1 <= limit <= MAX_PAGE or offset < 0:
         raise InputError(f"{limit} calls from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
