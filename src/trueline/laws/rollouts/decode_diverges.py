@@ -20,7 +20,11 @@ leaves about as much at each token, but for the first, which both sides may comp
 Or, whether it grows or fades then, and in a part of the responses alone: nearly all that are beyond what rounding may
 leave have a tenth of that of tokens 1 to 5 at token 0, or less. Of healthy responses hardly one in ten is beyond
 (see `logprob-gap`), which is the chance that this e-process takes; no prompt, weight or layer leaves the first token as
-it is.
+it is, but for two. Positions of a response that count the padding behind its prompt do: then shorter prompts of a batch
+have the gap and its longest have not, which is not reported here. Where all have it and prompts are of several lengths,
+or of unknown ones, and the gap does not grow, it may be such padding up to a fixed length. And a gap that begins at one
+number of tokens of prompt and response in nearly all may be of a window or a scale of all layers. Both are of severity
+info: `logprob-gap` reports the gap.
 
 What it may miss
 ----------------
@@ -49,9 +53,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueline.laws.rollouts import gap_shape
 from trueline.laws.rollouts.e_values import more_often
 from trueline.laws.rollouts.evidence import find_crossing, finding, ratio_of_sums
+from trueline.laws.rollouts.gap_begins import begin_kinds, first_is_equal
 from trueline.laws.rollouts.gaps import ceiling_of, on_policy
 from trueline.laws.rollouts.rows import Rows, by_step, rows_of
 from trueline.schema.finding import Finding
@@ -78,11 +82,14 @@ def check(run: Run) -> list[Finding]:
     rows = on_policy(rows_of(run))
     rows = rows.subset(rows.profile_room[:, 0] > 0)
     ceiling = ceiling_of(rows)
-    behind_R = gap_shape.first_is_equal(rows, ceiling) & (rows.gap > ceiling)
+    begins = begin_kinds(run, rows, ceiling)
+    if not {"with-padding", "in-prompts-too"}.isdisjoint(begins):
+        return []
+    behind_R = first_is_equal(rows, ceiling) & (rows.gap > ceiling)
     grows_R, is_long_R = _grows(rows, ceiling), rows.profile_room[:, 3] > 0
     # too short to grow, or begun with decoding: either bet may win alone
     logs_RB = [np.where(is_long_R[:, None], _bets(grows_R, CHANCE), 0.0)]
-    if gap_shape.is_first_equal(rows, ceiling):
+    if "first-equal" in begins:
         logs_RB.append(_bets(behind_R, CHANCE_BEYOND))
     crossing = find_crossing(run, "decode", *by_step(rows, np.concatenate(logs_RB, axis=1)))
     if crossing is None:
@@ -92,6 +99,10 @@ def check(run: Run) -> list[Finding]:
     if not max(early if len(logs_RB) > 1 else 0.0, last) > FACTOR * first:
         return []
     grows = last > FACTOR * first
+    kind = "grows-along" if last > GROWS * early else "flat-along"
+    # what is of decoding, or of something else that begins there, says nothing by itself
+    unsure = {"from-a-length"} | ({"maybe-padding"} if kind == "flat-along" else set[str]())
+    kinds = sorted(unsure & set(begins))
     return [
         finding(
             CODE,
@@ -101,7 +112,8 @@ def check(run: Run) -> list[Finding]:
             measured=last if grows else early,
             expected=first,
             unit="mean |d| over mean 1 - p",
-            evidence={"kind": ["grows-along" if last > GROWS * early else "flat-along"], "tokens_1_to_5": early},
+            severity="info" if kinds else "warning",
+            evidence={"kind": kinds or [kind], "tokens_1_to_5": early},
             next=(
                 "Sample with max_new_tokens = 1: if the gap is gone, it comes from decoding. Then without a cache, "
                 "with another "

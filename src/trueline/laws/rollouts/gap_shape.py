@@ -15,17 +15,15 @@ from numpy.typing import NDArray
 from trueline.judge.stats.memoize import memoized
 from trueline.laws.rollouts import sync_rows, weights_not_synced
 from trueline.laws.rollouts.evidence import ratio_of_sums, side_of
+from trueline.laws.rollouts.gap_begins import FEWEST, FLOOR, REACHED, TIMES, begin_kinds
 from trueline.laws.rollouts.gaps import ceiling as ceiling_in
+from trueline.laws.rollouts.prompts import prompts_of
 from trueline.laws.rollouts.rows import Rows
 from trueline.store.reader import Run
 from trueline.store.records.arrays import to_numpy
 
 Bools = NDArray[np.bool_]
 
-TIMES = 10.0
-"""Times that a gap has to be what it was before, to have been none there."""
-FLOOR = 1e-5
-"""Gap that float32 leaves between two engines."""
 BEGINNING = 1
 """Largest version, or step, with which a record still begins where training does."""
 LAST, GROWTH = 1 / 3, 1.3
@@ -33,18 +31,10 @@ LAST, GROWTH = 1 / 3, 1.3
 behind once is farther from the weights with each update (sqrt(2) times after two, where these are random), and what is
 one update behind stays one behind.
 """
-FEWEST = 8
-"""Sequences of a kind that are compared with those of another."""
-NEARLY_ALL, _ROOM = 0.8, 0.05
-"""Share of the sequences with a gap of which the first token has none, where it begins with decoding, and 1 - p from
-which on a token could show one: where a text was tokenised again, say, it begins at other tokens from case to case.
-"""
 FEWEST_PROMPTS = 4
 """Prompts with several sequences each, of a kind."""
 MIXED = 0.1
 """Share of the prompts of which some sequences may have a gap and some not, where a gap is of the prompt."""
-_OF_A_PROMPT = 4
-"""A prompt is new to the engine where not even its first quarter was there before."""
 FADING = 1.3
 """Times that the first six tokens are as far apart as the second half where what differs is the prompt, or more.
 Measured over random weights: 1.5 to 2.7 for another prompt, 0.4 to 1.3 for other layers.
@@ -72,7 +62,7 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
       ``known-and-fades`` where it fades as well, as of what is kept of a prompt that all begin with;
     - ``by-prompt``: sequences of one prompt have it, all of them, and those of another have not; ``by-row``: some
       sequences of one prompt have it;
-    - ``first-equal``: the first token, which follows from the prompt alone, has none in nearly all that have it;
+    - where it begins: those of ``begin_kinds``;
     - ``fades``: it is smaller in the second half of responses; ``as-far-to-the-end``: it is not; ``fading-unclear``;
     - ``every-token``: next to none of the tokens of a sequence that has it is as close as float32 computes;
       ``some-tokens``: most are; ``tokens-unclear``: neither, or the dtype hides it;
@@ -89,20 +79,8 @@ def shape_kinds(run: Run, rows: Rows, ceiling: float) -> list[str]:
     has_gap = rows.subset(rows.gap > ceiling)
     kinds += [_fading(has_gap), _tokens(has_gap, ceiling), *_by_prompt(run, rows, ceiling)]
     kinds += ["known-and-fades"] if {"no-new-prompt", "fades"} <= set(kinds) else []
-    kinds += ["first-equal"] if is_first_equal(rows, ceiling) else []
+    kinds += begin_kinds(run, rows, ceiling)
     return [*kinds, *_weights(run)]
-
-
-def first_is_equal(rows: Rows, ceiling: float) -> Bools:
-    """[R] tokens 1 to 5 are beyond what rounding leaves, and ten times as far apart as token 0 or more."""
-    first, early = (rows.profile[:, k] / np.maximum(rows.profile_room[:, k], 1e-9) for k in (0, 1))
-    return (early > ceiling) & (early > TIMES * np.maximum(first, FLOOR))
-
-
-def is_first_equal(rows: Rows, ceiling: float) -> bool:
-    """True if that is so of nearly all sequences with a gap of which the first tokens could show one."""
-    judged = rows.subset((rows.gap > ceiling) & (rows.profile_room[:, 0] > _ROOM) & (rows.profile_room[:, 1] > _ROOM))
-    return len(judged) >= FEWEST and float(first_is_equal(judged, ceiling).mean()) > NEARLY_ALL
 
 
 def gap_of(rows: Rows) -> float:
@@ -193,13 +171,16 @@ def _by_prompt(run: Run, rows: Rows, ceiling: float) -> list[str]:
     has_gap_R, is_equal_R = rows.gap > ceiling, rows.gap < ceiling / TIMES
     if not has_gap_R.any() or not is_equal_R.any():
         return []
+    # one that ends before a gap would have begun has none for that
+    reached = float(np.quantile(rows.begins[has_gap_R], REACHED, method="lower"))
+    is_equal_R &= rows.sums["tokens"] > reached + 1
     # padding depends on the other prompts of a step, too
     mixed_steps = np.intersect1d(rows.step[has_gap_R], rows.step[is_equal_R])
     judged_R = (has_gap_R | is_equal_R) & np.isin(rows.step, mixed_steps)
     sides: dict[tuple[int, int], list[bool]] = {}
-    for index, prompt in enumerate(_prompts_of(run, rows)):
+    for index, prompt in enumerate(prompts_of(run, rows)):
         if prompt is not None and judged_R[index]:
-            sides.setdefault((prompt[0], int(rows.step[index])), []).append(bool(has_gap_R[index]))
+            sides.setdefault((prompt.whole, int(rows.step[index])), []).append(bool(has_gap_R[index]))
     prompts = [set(of_prompt) for of_prompt in sides.values() if len(of_prompt) > 1]
     num_apart, num_equal = prompts.count({True}), prompts.count({False})
     num_mixed = len(prompts) - num_apart - num_equal
@@ -209,31 +190,11 @@ def _by_prompt(run: Run, rows: Rows, ceiling: float) -> list[str]:
     return ["by-row"] if num_mixed >= FEWEST_PROMPTS and num_mixed > MIXED * len(prompts) else []
 
 
-def _prompts_of(run: Run, rows: Rows) -> list[tuple[int, int] | None]:
-    """[R] one number for each prompt, and one for its beginning; None where it was not recorded."""
-    prompts = _prompt_numbers(run)
-    keys = zip(rows.step.tolist(), rows.rank.tolist(), rows.row.tolist(), strict=True)
-    return [prompts.get(key) for key in keys]
-
-
-@memoized
-def _prompt_numbers(run: Run) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """By step, rank and row, as ``_prompts_of``: several findings ask, and prompts are long."""
-    prompts: dict[tuple[int, int, int], tuple[int, int]] = {}
-    for table in cast(Any, run.kept("rollouts")).pieces(["step", "rank", "row", "prompt_ids"]):
-        columns = (cast(list[int], table[name].to_pylist()) for name in ("step", "rank", "row"))
-        keys = zip(*columns, strict=True)
-        for key, ids in zip(keys, cast(list[list[int] | None], table["prompt_ids"].to_pylist()), strict=True):
-            if ids:
-                prompts[key] = hash(tuple(ids)), hash(tuple(ids[: max(1, len(ids) // _OF_A_PROMPT)]))
-    return prompts
-
-
 def _seen_before(run: Run, rows: Rows) -> tuple[Bools, Bools]:
     """[R] sequences whose prompt older weights (an earlier step, where versions are unknown) had answered, and such of
     which the engine had not even seen the beginning. Those of the first weights are neither.
     """
-    prompts_R = _prompts_of(run, rows)
+    prompts_R = prompts_of(run, rows)
     order_R, _ = _order(rows)
     seen_R, new_R = (np.zeros(len(rows), np.bool_) for _ in range(2))
     wholes, beginnings = set[int](), set[int]()
@@ -242,10 +203,10 @@ def _seen_before(run: Run, rows: Rows) -> tuple[Bools, Bools]:
         answered = [(index, prompts_R[index]) for index in np.flatnonzero(order_R == order).tolist()]
         for index, prompt in answered:
             if prompt is not None and order > begins:
-                seen_R[index] = prompt[0] in wholes
-                new_R[index] = prompt[1] not in beginnings
-        wholes |= {prompt[0] for _, prompt in answered if prompt is not None}
-        beginnings |= {prompt[1] for _, prompt in answered if prompt is not None}
+                seen_R[index] = prompt.whole in wholes
+                new_R[index] = prompt.beginning not in beginnings
+        wholes |= {prompt.whole for _, prompt in answered if prompt is not None}
+        beginnings |= {prompt.beginning for _, prompt in answered if prompt is not None}
     return seen_R, new_R
 
 

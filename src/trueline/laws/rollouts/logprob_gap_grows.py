@@ -47,7 +47,8 @@ from __future__ import annotations
 import numpy as np
 
 from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums, times_text
-from trueline.laws.rollouts.gap_shape import FLOOR, shape_kinds
+from trueline.laws.rollouts.gap_begins import FLOOR
+from trueline.laws.rollouts.gap_shape import shape_kinds
 from trueline.laws.rollouts.gaps import ceiling_of, on_policy
 from trueline.laws.rollouts.rows import Rows, by_step, rows_of
 from trueline.schema.errors import CannotTell

@@ -6,6 +6,8 @@ R sequences, L tokens of one.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +17,7 @@ from trueline.laws.rollouts.rows import Rows
 from trueline.laws.rollouts.tokens import tokens_of
 from trueline.store.reader import Run
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 BEFORE = 3
@@ -30,21 +33,42 @@ SHIFTS = (1, -1, 2, -2, 3, -3)
 """Tokens that one side is ahead of the other."""
 
 
-def onset_of(run: Run, rows: Rows) -> tuple[Ints, Ints, Ints]:
-    """[R] the first token that differs of each of ``rows``, -1 where there is no such place; [R] by how many tokens the
-    engine's log-probabilities are ahead of the trainer's from some token on, 0 for none; and [R] how many sampled
-    tokens are before that one.
+FAR = math.log(20)
+"""|d| of a token that was hardly sampled: as the mean of p / q is 1, what is sampled from the engine is more than 20
+times as likely to the trainer in one case of 20 at most (Markov's inequality), and 20 times less likely with a
+probability of at most 1.05 times the distance of the two in total variation.
+"""
+
+
+@dataclass(frozen=True)
+class Onsets:
+    """Of R sequences: ``onset`` [R] the first token that differs, -1 where there is no such place; ``far`` [R, 2] the
+    share of tokens ``FAR`` apart, at it and behind it; ``spread`` [R, 2] the sums from it on of d² and of the two
+    sides' squared distances from their means: the first is as large as the second where the sides know nothing of each
+    other. ``shift`` [R] by how many tokens the engine's log-probabilities are ahead of the trainer's from some token
+    on, 0 for none; ``before`` [R] how many sampled tokens are before that one.
     """
+
+    onset: Ints
+    far: Floats
+    spread: Floats
+    shift: Ints
+    before: Ints
+
+
+def onsets_of(run: Run, rows: Rows) -> Onsets:
+    """Those of ``rows``."""
     at = {
         key: index
         for index, key in enumerate(zip(rows.step.tolist(), rows.rank.tolist(), rows.row.tolist(), strict=True))
     }
     onset_R, shift_R = np.full(len(rows), -1, dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
     before_R = np.zeros(len(rows), dtype=np.int64)
+    onsets = Onsets(onset_R, np.zeros((len(rows), 2)), np.zeros((len(rows), 2)), shift_R, before_R)
     with np.errstate(invalid="ignore", divide="ignore"):
         suspect_R = rows.sums["abs"] / rows.sums["tokens"] > LEAST / 4
     if not suspect_R.any():
-        return onset_R, shift_R, before_R
+        return onsets
     for table in cast(Any, run.kept("rollouts")).pieces():
         tokens = tokens_of(table)
         d, counts = np.abs(tokens.diff()), tokens.counts
@@ -54,11 +78,17 @@ def onset_of(run: Run, rows: Rows) -> tuple[Ints, Ints, Ints]:
         for key, begin, end in zip(keys, ends - tokens.length, ends, strict=True):
             index = at.get(key, -1)
             if index >= 0 and suspect_R[index]:
-                onset_R[index] = _onset(d[begin:end], counts[begin:end])
+                onset_R[index] = onset = _onset(d[begin:end], counts[begin:end])
                 sampled = np.flatnonzero(counts[begin:end]) + begin
-                sides = (tokens.columns[name][sampled] for name in ("logp_rollout", "logp_train"))
+                sides = [tokens.columns[name][sampled] for name in ("logp_rollout", "logp_train")]
                 shift_R[index], before_R[index] = _shift(*sides)
-    return onset_R, shift_R, before_R
+                if onset >= 0:
+                    rollout, train = (side[sampled >= begin + onset] for side in sides)
+                    far = np.abs(rollout - train) > FAR
+                    onsets.far[index] = far[0], far[1:].mean()
+                    spread = len(far) * (rollout.var() + train.var())
+                    onsets.spread[index] = np.square(rollout - train).sum(), spread
+    return onsets
 
 
 def _shift(rollout_L: NDArray[np.float64], train_L: NDArray[np.float64]) -> tuple[int, int]:

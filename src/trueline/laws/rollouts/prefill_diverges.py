@@ -49,7 +49,8 @@ from __future__ import annotations
 import numpy as np
 
 from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums, times_text
-from trueline.laws.rollouts.gap_shape import is_first_equal, shape_kinds
+from trueline.laws.rollouts.gap_begins import is_first_equal
+from trueline.laws.rollouts.gap_shape import shape_kinds
 from trueline.laws.rollouts.gaps import ceiling_of, on_policy
 from trueline.laws.rollouts.rows import Rows, rows_of
 from trueline.schema.finding import Finding

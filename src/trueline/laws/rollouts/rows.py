@@ -59,7 +59,8 @@ class Rows:
     (``_var``); ``corr_0``, ``corr_ahead``, ``corr_behind`` of the two sides' log-probabilities, at the same token and
     shifted by one; ``own`` tokens of sequences of which the engine recorded nothing, ``own_excess`` of surprise -
     entropy over them. ``profile`` [R, len(PROFILE)] is ``beyond`` and ``profile_room`` sum 1 - p by position. ``law``
-    are sums of log e-values [R, B]. ``version`` is that of the weights that sampled and ``lag`` how many versions older
+    are sums of log e-values [R, B]. ``begins`` is the place of the first token that is further apart than rounding
+    leaves, inf for none. ``version`` is that of the weights that sampled and ``lag`` how many versions older
     these are than the trainer's, NaN unknown; ``allowed`` the lag that was declared.
     """
 
@@ -70,6 +71,7 @@ class Rows:
     law: Mapping[str, Floats]
     profile: Floats
     profile_room: Floats
+    begins: Floats
     lag: Floats
     version: Floats
     allowed: Floats
@@ -90,6 +92,7 @@ class Rows:
             law={name: values[keep_R] for name, values in self.law.items()},
             profile=self.profile[keep_R],
             profile_room=self.profile_room[keep_R],
+            begins=self.begins[keep_R],
             lag=self.lag[keep_R],
             version=self.version[keep_R],
             allowed=self.allowed[keep_R],
@@ -195,6 +198,7 @@ def _reduced(table: Any) -> dict[str, Any]:
     columns: dict[str, Any] = {name: _int(table, name, -1) for name in ("step", "rank", "row")}
     columns |= {"sums": tokens.sums(), "law": tokens.laws()}
     columns["profile"], columns["profile_room"] = tokens.profile()
+    columns["begins"] = tokens.begins()
     rollout, train = _float(table, "version_rollout"), _float(table, "version_train")
     columns["lag"], columns["version"] = train - rollout, rollout
     texts = [text or "{}" for text in cast(list[str | None], table["sampling"].to_pylist())]
@@ -230,6 +234,7 @@ def _joined(parts: Sequence[dict[str, Any]], notes: Mapping[str, int]) -> Rows:
         law=law,
         profile=joined("profile", len(PROFILE))[order],
         profile_room=joined("profile_room", len(PROFILE))[order],
+        begins=joined("begins")[order],
         lag=joined("lag")[order],
         version=joined("version")[order],
         allowed=allowed,

@@ -130,7 +130,7 @@ class Tokens:
             x = np.exp(np.minimum(-d, 50.0))
             # above 0 by more than rounding, or a token that the engine says it cannot have sampled
             impossible = present & ~np.isnan(rollout) & ((rollout > 1e-3) | np.isneginf(rollout))
-            wide = np.maximum(CLEARLY * _rounding(self), 1e-4)
+            wide = _clear(self)
             columns: dict[str, Any] = {
                 "tokens": counts,
                 "diff": d,
@@ -248,6 +248,15 @@ class Tokens:
         room = 1 - np.exp(np.minimum(np.where(counts, self.columns["logp_train"], 0.0), 0.0))
         at = np.equal.outer(where, np.arange(len(PROFILE))) & counts[:, None]
         return self.total(np.where(at, d[:, None], 0.0)), self.total(np.where(at, room[:, None], 0.0))
+
+    def begins(self) -> Floats:
+        """[R] the place of the first token that is further apart than rounding leaves; inf for none."""
+        d, counts = np.abs(self.diff()), self.counts
+        room = 1 - np.exp(np.minimum(np.where(counts, self.columns["logp_train"], 0.0), 0.0))
+        is_beyond = counts & (d > np.maximum(_clear(self), self.rounding[self.sequence] * room))
+        places = np.full(len(self.length), np.inf)
+        np.minimum.at(places, self.sequence[is_beyond], self.position[is_beyond].astype(np.float64))
+        return places
 
     def _is_hardly_sampled(self) -> Bools:
         """[N] whether a token is one that the trainer would hardly sample, by the probability of all no likelier ones,
@@ -452,6 +461,11 @@ def _rounding(tokens: Tokens) -> Floats:
         coarse = bool(finite.any()) and not (bits & 0xFFFF).any()
         total += np.where(finite, np.abs(np.where(finite, values, 0.0)), 0.0) * (BFLOAT16 if coarse else FLOAT32)
     return total + 8 * FLOAT32
+
+
+def _clear(tokens: Tokens) -> Floats:
+    """[N] |d| above which two log-probabilities surely are no longer equal."""
+    return np.maximum(CLEARLY * _rounding(tokens), 1e-4)
 
 
 def _total(values_N: Floats, sequence_N: Ints, count: int) -> Floats:

@@ -20,7 +20,11 @@ judged by no other check. Shift: the log-probabilities of one side correlate wit
 the other one token further by more than 0.8, and at the same token by less than half as much, over all sequences. From
 one position on: all |d| before it (3 tokens or more) are a tenth at most of the usual |d| behind it, which is above
 0.05; reported where that is so in more than one sequence of ten, by an e-process under the budget of the checks of
-rollouts. Against a reference (`laws/rollouts/greedy.py`): the first 20 tokens of prompts that both answered
+rollouts, unless it is one position in nearly all, or one number of tokens of prompt and response. Other tokens are 20
+times as likely to one side as to the other where they begin, nearly all of them, and fewer behind; hardly any token is
+that was sampled. Where less than half are, what one side thinks of the tokens still tells of the other, and some
+responses are spared, they are the same, and were computed otherwise.
+Against a reference (`laws/rollouts/greedy.py`): the first 20 tokens of prompts that both answered
 greedily. An error of s of each logit, s that of the tokens before and at most what rounding leaves in the dtype, makes
 another token likelier than one that leads by m nats with probability Q(m / (s sqrt 2)); reported where others come at
 margins above 4 s more often than that, with a probability of at most 1e-6.
@@ -58,8 +62,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.laws.rollouts.evidence import find_excess, finding, span
+from trueline.laws.rollouts.gap_begins import FEWEST, REACHED, TIMES, begin_kinds
 from trueline.laws.rollouts.gap_shape import are_ids_equal
-from trueline.laws.rollouts.onsets import onset_of
+from trueline.laws.rollouts.gaps import ceiling_of
+from trueline.laws.rollouts.onsets import BEFORE, Onsets, onsets_of
 from trueline.laws.rollouts.rows import Rows, rows_of
 from trueline.schema.columns.rollouts import MISFIT
 from trueline.schema.errors import CannotTell
@@ -86,6 +92,14 @@ NEARLY_ALL = 0.8
 """Share of the responses that are shifted from their first tokens on, or that differ from one place on, to be called
 all of them: some are too short to show it.
 """
+MOST = 0.5
+"""Share of the first tokens that differ which are far apart, and of what the sides would be apart if they knew nothing
+of each other, below which tokens are the same ones.
+"""
+_TOKENS = {
+    "other-tokens": " To the trainer these tokens are others than to the engine.",
+    "as-sampled": " The tokens are as if sampled: the same ones on both sides.",
+}
 FEWEST_SHIFTED = 2
 """Responses that are shifted from a token on."""
 _NEXT = (
@@ -251,17 +265,27 @@ def _shifted_rows(rows: Rows, shift_R: NDArray[np.int64], before_R: NDArray[np.i
 
 
 def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
-    onset_R, shift_R, before_R = onset_of(run, rows)
-    if int((shift_R != 0).sum()) >= FEWEST_SHIFTED:
-        return [_shifted_rows(rows, shift_R, before_R)]
+    onsets = onsets_of(run, rows)
+    onset_R = onsets.onset
+    if int((onsets.shift != 0).sum()) >= FEWEST_SHIFTED:
+        return [_shifted_rows(rows, onsets.shift, onsets.before)]
     crossing = find_excess(run, "onset", rows, onset_R >= 0, chance=CHANCE)
     if crossing is None:
         return []
     blamed = crossing.in_steps(rows) & (onset_R >= 0)
     middle = float(np.median(onset_R[blamed]))
-    is_one_place = float((np.abs(onset_R[blamed] - middle) <= 1).mean()) > NEARLY_ALL
-    kind = "from-same-position" if is_one_place else "from-one-position"
-    ids_equal = are_ids_equal(run, "response")
+    if (
+        float((np.abs(onset_R[blamed] - middle) <= 1).mean()) > NEARLY_ALL
+    ):  # no text is another from one place on in all
+        return []
+    if "from-a-length" in begin_kinds(run, rows, ceiling_of(rows)):
+        return []
+    kinds = [
+        "from-one-position",
+        "ids-equal"
+        if are_ids_equal(run, "response")
+        else _whose_tokens(onsets, blamed, _num_spared(rows, crossing.in_steps(rows), onset_R)),
+    ]
     num, among = int(blamed.sum()), int(crossing.in_steps(rows).sum())
     if not num > CHANCE * among:
         return []
@@ -269,13 +293,34 @@ def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
         finding(
             CODE,
             f"{num} of {among} responses of steps {crossing.first}-{crossing.last} agree on both sides up to a token, "
-            f"and differ from there on "
-            f"({'nearly all' if is_one_place else 'in the middle case'} from token {int(middle)} on).",
+            f"and differ from there on (in the middle case from token {int(middle)} on)."
+            f"{_TOKENS.get(kinds[-1], '')}",
             crossing,
             measured=num / among,
             expected=0.0,
             unit="share of responses",
-            evidence={"kind": [kind, "ids-equal"] if ids_equal else kind},
+            evidence={"kind": kinds},
             next=_NEXT,
         )
     ]
+
+
+def _num_spared(rows: Rows, among_R: NDArray[np.bool_], onset_R: NDArray[np.int64]) -> int:
+    """Sequences that agree to the end, of those that are longer than nearly all were when they began to differ."""
+    reached = float(np.quantile(onset_R[among_R & (onset_R >= 0)], REACHED))
+    is_equal_R = rows.gap < ceiling_of(rows) / TIMES
+    return int((among_R & is_equal_R & (rows.sums["tokens"] > reached + BEFORE)).sum())
+
+
+def _whose_tokens(onsets: Onsets, blamed_R: NDArray[np.bool_], num_spared: int) -> str:
+    """Whether the first tokens that differ are other ones than were sampled: these are far apart, as hardly any token
+    is that was sampled, and more of them than of those behind, where the text goes on. An engine that is off without
+    sense leaves all far apart. Or whether the tokens are surely the same: what one side thinks of them tells of the
+    other. Nothing is said where no sequence is spared, as where newer weights arrive while all are sampled.
+    """
+    first, behind = onsets.far[blamed_R].mean(axis=0)
+    if first > NEARLY_ALL and behind < NEARLY_ALL * first:
+        return "other-tokens"
+    distance, unrelated = onsets.spread[blamed_R].sum(axis=0)
+    is_same = first < MOST and distance < MOST * unrelated
+    return "as-sampled" if is_same and num_spared >= FEWEST else "tokens-unclear"

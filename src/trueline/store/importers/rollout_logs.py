@@ -264,11 +264,26 @@ def _of_batch(content: Mapping[str, Any]) -> dict[str, Any]:
         columns["prompt_ids"] = [
             np.asarray(ids)[np.asarray(mask)[: len(ids)] != 0] for ids, mask in zip(prompts, whole, strict=True)
         ]
+    elif prompts is not None:
+        columns["prompt_ids"] = _without_padding(prompts)
     if "reward" in columns:
         array = np.asarray(columns["reward"])
         # frameworks put the reward of a sequence on its last token
         columns["reward"] = array.sum(axis=-1) if array.ndim > 1 else array
     return columns
+
+
+def _without_padding(prompts: Any) -> Any:
+    """Prompts of one width without the id that begins some of them several times, and others never, so that it pads."""
+    rows = [np.asarray(ids) for ids in prompts]
+    if len({ids.shape for ids in rows}) != 1 or not rows[0].size:
+        return prompts
+    runs = [int((ids != ids[0]).argmax()) or len(ids) for ids in rows]
+    longest = int(np.argmax(runs))
+    padding = rows[longest][0]
+    if runs[longest] < 2 or all(ids[0] == padding for ids in rows):
+        return prompts
+    return [ids[run:] if ids[0] == padding else ids for ids, run in zip(rows, runs, strict=True)]
 
 
 def _means_of(line: Mapping[str, Any], line_index: int) -> TableRows | None:

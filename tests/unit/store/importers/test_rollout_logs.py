@@ -91,6 +91,24 @@ def test_tensors_of_a_batch_of_verl_are_taken_by_their_names(tmp_path: Path) -> 
     assert second["logp_train"] == pytest.approx((logp[1, :2] + 0.5).tolist())
 
 
+@pytest.mark.parametrize(
+    ("prompts", "read"),
+    [
+        ([[0, 0, 7, 8], [0, 7, 8, 9], [7, 8, 9, 9]], [[7, 8], [7, 8, 9], [7, 8, 9, 9]]),
+        ([[7, 7, 8, 9], [7, 7, 5, 6]], [[7, 7, 8, 9], [7, 7, 5, 6]]),
+        ([[7, 8, 9, 9], [5, 8, 9, 9]], [[7, 8, 9, 9], [5, 8, 9, 9]]),
+    ],
+)
+def test_what_begins_some_prompts_and_others_not_is_padding(
+    tmp_path: Path, prompts: list[list[int]], read: list[list[int]]
+) -> None:
+    ids = torch.ones(len(prompts), 3, dtype=torch.long)
+    logp = -torch.ones(ids.shape)
+    batch = {"prompts": torch.tensor(prompts), "responses": ids, "rollout_log_probs": logp, "old_log_probs": logp}
+    torch.save(batch, tmp_path / "step_1.pt")
+    assert [row["prompt_ids"] for row in _imported(tmp_path / "step_1.pt", tmp_path)] == read
+
+
 @pytest.mark.parametrize("name", ["verl_batch_3.pt", "verl_tensordict_3.pt"])
 def test_a_batch_that_verl_saved_itself_is_read(tmp_path: Path, name: str) -> None:
     """The files are of verl 0.9.1: tests/data/rl/make_verl.py."""
