@@ -274,18 +274,13 @@ def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
         return []
     blamed = crossing.in_steps(rows) & (onset_R >= 0)
     middle = float(np.median(onset_R[blamed]))
-    if (
-        float((np.abs(onset_R[blamed] - middle) <= 1).mean()) > NEARLY_ALL
-    ):  # no text is another from one place on in all
+    is_one_place = float((np.abs(onset_R[blamed] - middle) <= 1).mean()) > NEARLY_ALL
+    # a text is another from other places on
+    if is_one_place or "from-a-length" in begin_kinds(run, rows, ceiling_of(rows)):
         return []
-    if "from-a-length" in begin_kinds(run, rows, ceiling_of(rows)):
-        return []
-    kinds = [
-        "from-one-position",
-        "ids-equal"
-        if are_ids_equal(run, "response")
-        else _whose_tokens(onsets, blamed, _num_spared(rows, crossing.in_steps(rows), onset_R)),
-    ]
+    num_spared = _num_spared(rows, crossing.in_steps(rows), onset_R)
+    token_kind = "ids-equal" if are_ids_equal(run, "response") else _whose_tokens(onsets, blamed, num_spared)
+    kinds = ["from-one-position", token_kind]
     num, among = int(blamed.sum()), int(crossing.in_steps(rows).sum())
     if not num > CHANCE * among:
         return []
