@@ -203,13 +203,13 @@ def test_clean_run_says_what_was_checked_and_what_was_not():
     assert said.verdict.line == (
         "No fault found in 150 steps of 4 ranks. Not tested: averaging of gradients, equal replicas (no digests)."
     )
-    assert "None of them judges whether one rank’s loss" in said.what
+    assert "None of the checks that ran judges whether one rank’s loss" in said.what
     assert said.checked == "3 checks over steps 0–149 on 4 ranks: shard-overlap, worker-nonfinite and worker-silent."
     assert said.unchecked == [(["replica-drift"], "no digests")]
 
 
 def test_clean_run_with_judged_workers_does_not_disclaim():
-    assert "None of them judges" not in of(checks=(*EXACT, "worker-loss-outlier")).what
+    assert "None of the checks that ran judges" not in of(checks=(*EXACT, "worker-loss-outlier")).what
 
 
 @pytest.mark.parametrize(

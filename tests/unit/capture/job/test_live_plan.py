@@ -175,7 +175,7 @@ def test_without_a_folder_nothing_is_read_or_written(clock):
 
 def test_only_keys_that_leave_what_is_exchanged_alone_can_change():
     shaping = {"params_every", "matrix_every", "exact", "budget", "dataset_size", "rng", "max_groups"}
-    others = {"false_alarms", "worker_groups", "local_updates", "sinks", "on_finding"}
+    others = {"false_alarms", "worker_groups", "local_updates", "sinks", "on_finding", "most_skips", "fail_on_error"}
     assert set(Plan.model_fields) - set(LIVE) == shaping | others
     for key in shaping:
         value = {"exact": True, "rng": "equal", "budget": 0.5}.get(key, 7)
