@@ -1,7 +1,7 @@
 """Which tests of the marker ``in_turn`` a run of the whole suite takes: a quarter, another one from commit to commit.
 
 The marker stands at tests that take long, most of them one fact in many variants, each of which trains. Together they
-take half of the suite's time. Of a test with four or more variants one at least is in each turn.
+take two thirds of the suite's time. Of a test with four or more variants one at least is in each turn.
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ def test_the_workflow_of_the_page_asks_for_what_the_action_takes():
     assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == set(ACTION["inputs"])
 
 
+@pytest.mark.in_turn
 def test_a_healthy_training_is_green_and_keeps_its_report(act, tmp_path):
     outputs, status, printed, summary, used = act(command="python train.py 'good job'", install="none")
     assert (status, outputs["exit-code"]) == (0, "0")
@@ -107,6 +108,7 @@ def test_a_healthy_training_is_green_and_keeps_its_report(act, tmp_path):
     assert all((tmp_path / path).exists() for path in artifact["path"].split())
 
 
+@pytest.mark.in_turn
 def test_a_fault_is_red_and_shown_where_asked(act, tmp_path):
     outputs, status, printed, _, used = act(
         command="python train.py 'bad job'", install="none", code_scanning="true", artifact="", run="bad run"
@@ -120,6 +122,7 @@ def test_a_fault_is_red_and_shown_where_asked(act, tmp_path):
     assert json.loads(text)["runs"][0]["results"][0]["level"] == "error"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("job", "code"), [("no update", 3), ("dies", 5)])
 def test_what_cannot_be_told_and_what_died_is_red(act, job, code):
     outputs, status, *_ = act(command=f"python train.py '{job}'", install="none")

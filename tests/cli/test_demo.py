@@ -83,6 +83,7 @@ def test_what_is_planted_is_found_where_so_few_steps_can_tell(finished):
     assert "to find: it takes more --steps" in settings["labels"]["verdict"]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("name", "ranks"), [("s1-1", None), ("loss-scale", [0, 1])])
 def test_a_doubled_loss_is_found_by_its_check_when_there_are_enough_steps(two, tmp_path, name, ranks):
     """28 steps of two workers, of which 21 are needed; who of two is scaled cannot be told."""
@@ -202,6 +203,7 @@ def test_a_killed_worker_ends_the_demo_with_one_sentence_and_no_orphans(tmp_path
     assert all_gone(processes)
 
 
+@pytest.mark.in_turn
 def test_an_interrupt_stops_all_workers(tmp_path, data, python):
     running, processes, _ = start_and_wait_for_training(tmp_path, data, python)
     running.send_signal(signal.SIGINT)

@@ -53,6 +53,7 @@ def test_json_has_the_summary_of_the_contract_and_keeps_the_runs(gallery: Galler
         assert (tmp_path / "runs" / run / "manifest.json").is_file()
 
 
+@pytest.mark.in_turn
 def test_table_tells_people_and_nothing_is_left_behind(tmp_path: Path, python: str):
     command = [python, *COMMAND, "--only", "N4.inf"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)

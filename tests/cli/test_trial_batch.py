@@ -59,6 +59,7 @@ def test_a_fault_that_all_ranks_share_is_confirmed_and_its_twin_excluded(trial, 
     assert not (tmp_path / "ended").exists(), "nothing that a job does at its end is done"
 
 
+@pytest.mark.in_turn
 def test_a_backward_that_lacks_a_term_is_confirmed_with_what_is_in_front_of_it(trial):
     code, found, _ = trial("own-backward", "faulty", laws="gradient")
     assert (code, found["answer"]) == (0, "confirmed"), found

@@ -43,6 +43,7 @@ def repository(tmp_path, monkeypatch, alike):
     return git
 
 
+@pytest.mark.in_turn
 def test_the_commit_is_named_with_the_one_before_it_that_does_not_run(
     repository, python, tmp_path, monkeypatch, capsys
 ):

@@ -62,6 +62,7 @@ def test_settings_of_the_script_are_told_as_together_or_as_two_faults(trueline, 
     assert (code, found["credible"]) == (0, [credible]), found
 
 
+@pytest.mark.in_turn
 def test_a_flag_of_the_command_is_named_and_the_screen_says_it(trueline, alike, python):
     """All runs are processes, as users have them."""
     alike.as_processes = True

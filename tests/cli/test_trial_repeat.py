@@ -32,6 +32,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.in_turn
 def test_a_call_is_named_also_before_the_first_pass_and_dropout_is_no_difference(
     python, forks, tmp_path, monkeypatch, capsys
 ):

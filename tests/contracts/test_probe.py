@@ -120,6 +120,7 @@ def test_a_probe_of_its_own_is_asked_at_its_moments_and_fills_its_column(two, tm
     assert (moved[:, 2] == LR).all(), "what probes before it know of the row"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("failing", ["begin", "output", "updated", "columns", "column"])
 def test_a_probe_that_fails_on_one_rank_is_the_only_thing_that_ends(two, tmp_path, plain, failing):
     import trueline

@@ -30,6 +30,7 @@ def _trained(out: Path, *, model: str = "llama", dtype: str = "float32", steps: 
     return trueline.check(out)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("model", "dtype"), [("llama", "float32"), ("qwen2", "float32"), ("qwen3", "int8")])
 def test_two_engines_that_agree_are_left_alone(tmp_path: Path, model: str, dtype: str) -> None:
     report = _trained(tmp_path / "run", model=model, dtype=dtype)

@@ -217,6 +217,7 @@ def test_a_finding_is_at_its_place_if_its_doubled_interval_covers_the_truth(inte
     assert localises(planted(truth=1.1, site=""), finding) is expected
 
 
+@pytest.mark.in_turn
 def test_a_run_with_a_reference_is_compared_with_it_and_trains_it_once(tmp_path):
     fault = chosen_entries(["C3.small"])[0]
     with Stage(tmp_path) as stage:

@@ -40,6 +40,7 @@ def test_fault_in_an_unchanged_script_is_found_at_its_place(entry_id, tmp_path):
     assert score.localised, score.claims
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("entry_id", ["healthy.no-sync", "healthy.fsdp"])
 def test_healthy_unchanged_script_is_left_alone(entry_id, tmp_path):
     assert [finding.claim for finding in run(entry_id, "healthy", tmp_path)] == []

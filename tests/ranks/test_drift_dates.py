@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 import torch
 from torch import nn
 
@@ -53,6 +54,7 @@ def test_what_the_last_update_made_different_is_told(two, tmp_path):
     assert run.steps.tolist() == list(range(6)), "the end is no step"
 
 
+@pytest.mark.in_turn
 def test_soon_after_a_finding_that_all_ranks_heard_of_replicas_are_looked_at(two, tmp_path):
     run, (finding,) = drift(two, tmp_path / "run", 120, 97, "clips")
     looks = sorted({step for step, _ in run.lists("param_digests")})

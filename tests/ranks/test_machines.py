@@ -110,6 +110,7 @@ def test_two_machines_collect_into_an_object_store(python, tmp_path, store):
     )
 
 
+@pytest.mark.in_turn
 def test_a_store_that_is_not_there_is_said_before_the_command_starts(tmp_path, store, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     (tmp_path / "train.py").write_text("raise SystemExit('it was started')")

@@ -290,6 +290,7 @@ def test_three_ranks_divide_as_ddp_does_itself(three, tmp_path, view, kept):
     assert_same(three, case, tmp_path, three.run(train, case, None))
 
 
+@pytest.mark.in_turn
 def test_hsdp_is_bitwise_equal_watched_and_not(four, tmp_path):
     case = {"kind": "fsdp2", "mesh": (2, 2), "tied": False, "layer_norm": True}
     assert_same(four, case, tmp_path, four.run(train, case, None))

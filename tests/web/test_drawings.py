@@ -65,6 +65,7 @@ def test_parameter_groups_are_drawn_over_ranks_at_the_step_that_was_measured_nea
     assert [flag & 2 for flag in third] == [0, 2, 0, 0]
 
 
+@pytest.mark.in_turn
 @NEEDS_BROWSER
 def test_a_step_that_is_clicked_shows_its_groups_over_ranks(served: Served) -> None:
     with BrowserPage(served.url("run=0&screen=trend&signal=groups/group_grad_norms"), width=400) as page:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.synthetic_runs import write_run
 from tests.web.browser import NEEDS_BROWSER, BrowserPage
 from tests.web.served import Served
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 STEP = "Number(document.querySelector('#verdict [role=status]')?.textContent.match(/step (\\d+)/)?.[1] ?? -1)"
 
 
+@pytest.mark.in_turn
 def test_a_run_that_grows_is_killed_and_vanishes_while_it_is_looked_at(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.web.growing", str(tmp_path / "run"), "2", "0.05"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as job:

@@ -395,6 +395,7 @@ def test_the_keyboard_opens_modules_of_the_graph_and_leaves_them(served: Served)
         page.until("document.querySelector('.space .row.call')?.checkVisibility()")
 
 
+@pytest.mark.in_turn
 def test_the_exported_file_shows_the_same_from_disk_alone(served: Served, tmp_path: Path) -> None:
     document, _ = page_file(served.runs[:2])
     (tmp_path / "page.html").write_text(document, encoding="utf-8")

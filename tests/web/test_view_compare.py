@@ -117,6 +117,7 @@ def test_two_names_that_are_typed_become_a_rule_a_file_and_a_comparison(
         assert page.errors == []
 
 
+@pytest.mark.in_turn
 @NEEDS_BROWSER
 def test_names_are_taken_from_nodes_of_both_graphs(served: Served) -> None:
     entries = served.json("/api/runs")["runs"]

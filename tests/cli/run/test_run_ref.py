@@ -51,6 +51,7 @@ def words_for(*command: str, trueline: str = TRUELINE) -> list[str]:
     return [trueline, "run", "--out", "run", "--ref", "ref", "--", *command]
 
 
+@pytest.mark.in_turn
 def test_the_comparison_is_on_standard_error_and_the_exit_code_is_the_commands(tmp_path, python, warm_trueline):
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

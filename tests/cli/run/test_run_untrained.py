@@ -48,6 +48,7 @@ def run_of(tmp_path, kind, update):
     return str(tmp_path / "run")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("kind", "where"), [("single", ""), ("ddp", " on 2 ranks"), ("fsdp", " on 2 ranks"), ("fsdp1", " on 2 ranks")]
 )

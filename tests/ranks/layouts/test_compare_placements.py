@@ -188,6 +188,7 @@ def test_beside_one_rank_only_rounding_differs(recorded, single, how, depth):
     assert all(row.note for row in found.rows if row.judgement == "not-comparable")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("how", "depth"), [("cp", "stats"), ("hsdp", "tensor"), ("pp", "tensor")])
 def test_a_fault_of_all_ranks_is_found_in_its_call(recorded, single, how, depth):
     found = trueline.compare(recorded(how, depth, fault=True), single / depth)

@@ -168,6 +168,7 @@ def test_four_data_parallel_ranks_merge_to_one(recorded, single, num_micro):
     assert trueline.compare(run.path, single.path).exit_code == 0
 
 
+@pytest.mark.in_turn
 def test_fsdp2_shards_and_activations_merge_to_one_rank(recorded, single):
     run = recorded(2, "fsdp2")
     _, told, untold, unmatched = compared(run, single)
@@ -180,6 +181,7 @@ def test_fsdp2_shards_and_activations_merge_to_one_rank(recorded, single):
     assert {pair.mine.site.phase for pair in unmatched if pair.theirs is None} == {"comm"}
 
 
+@pytest.mark.in_turn
 def test_tensor_parallel_ranks_merge_to_one(two, single, tmp_path):
     two.run(train, str(tmp_path / "run"), "tp")
     _, told, untold, _ = compared(trueline.open_run(tmp_path / "run"), single)
@@ -204,6 +206,7 @@ def test_ranks_of_other_ways_to_share_the_batch_compare(recorded):
         assert not untold
 
 
+@pytest.mark.in_turn
 def test_ranks_are_compared_one_by_one_where_they_are_the_same_and_micro_batches_merged(recorded):
     whole, parts = recorded(2, "ddp"), recorded(2, "ddp", 2)
     found = arrange(parts, whole)
@@ -214,6 +217,7 @@ def test_ranks_are_compared_one_by_one_where_they_are_the_same_and_micro_batches
         assert not untold
 
 
+@pytest.mark.in_turn
 def test_losses_that_are_summed_are_not_averaged(four, one, tmp_path):
     one.run(train, str(tmp_path / "one"), "single", 1, None, None, "sum")
     four.run(train, str(tmp_path / "run"), "ddp", 1, None, None, "sum")

@@ -123,6 +123,7 @@ def test_one_line_and_one_page_cover_all_groups(drifting):
     assert [watched.run.ranks for watched in judged_runs(str(drifting))] == [[0, 2], [1, 3]]
 
 
+@pytest.mark.in_turn
 def test_a_run_beside_it_of_another_start_is_not_taken_for_a_group(drifting, tmp_path):
     with Ranks(4) as ranks:
         watched(ranks, "hand_tp", tmp_path / "run", steps=1)

@@ -258,6 +258,7 @@ def test_a_module_that_only_one_run_calls_is_named(reference: Path, tmp_path: Pa
     assert "only in RUN: module `inner.1`" in finding.claim
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("unscaled", [True, False])
 def test_a_scale_is_no_difference_unless_clipping_alone_undoes_it(

@@ -44,6 +44,7 @@ def test_a_call_whose_last_bit_differs_is_named_as_information(tmp_path):
     assert "of the same tensors in two runs of one job, as much as another order" in finding.claim
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "changed", [{}, {"spoils": "between"}, {"spoils": "call", "depth": "stats"}, {"spoils": "call", "flags": True}]
 )

@@ -95,6 +95,7 @@ def test_all_skills_are_tried():
     assert set(skills()) == set(JOBS)
 
 
+@pytest.mark.in_turn
 def test_watching_ends_with_what_was_found(run_as_printed):
     printed = run_as_printed("watch-a-training")
     waited = by_words(printed, "trueline wait")
@@ -102,6 +103,7 @@ def test_watching_ends_with_what_was_found(run_as_printed):
     assert by_words(printed, "trueline diagnose")["findings"][0]["step_first"] == 3
 
 
+@pytest.mark.in_turn
 def test_a_wrong_loss_has_a_cause(run_as_printed):
     printed = run_as_printed("loss-is-wrong")
     found = by_words(printed, "trueline check")
@@ -110,6 +112,7 @@ def test_a_wrong_loss_has_a_cause(run_as_printed):
     assert by_words(printed, "trial batch")["actions"][0]["argv"][:3] == ["trueline", "trial", "batch"]
 
 
+@pytest.mark.in_turn
 def test_runs_that_differ_have_a_first_call(run_as_printed):
     printed = run_as_printed("runs-differ")
     compared = by_words(printed, "trueline compare")
@@ -118,6 +121,7 @@ def test_runs_that_differ_have_a_first_call(run_as_printed):
     assert compared["findings"][0]["evidence"]["arguments"] == {"approximate": ['"tanh"', '"none"']}
 
 
+@pytest.mark.in_turn
 def test_a_nan_has_a_line(run_as_printed, tmp_path):
     printed = run_as_printed("find-nan")
     first, recorded = by_words(printed, "check runs/nan "), by_words(printed, "check runs/nan-mix-3")

@@ -223,6 +223,7 @@ def test_it_is_the_same_of_runs_of_all_kinds(tmp_path, kind):
     assert_follows(write_kind(tmp_path / "run", kind), [61], steps=20)
 
 
+@pytest.mark.in_turn
 def test_it_is_the_same_after_every_step(tmp_path):
     path = write_run(tmp_path / "run", num_ranks=2, num_steps=60, change=FAULTS["multiplied thrice"])
     assert_follows(path, range(37, 53), steps=10)
@@ -284,6 +285,7 @@ def judged(tmp_path_factory):
     return judge
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "damage",
     [

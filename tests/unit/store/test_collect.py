@@ -95,6 +95,7 @@ def test_ranks_that_are_nowhere_are_named(disks, tmp_path):
     assert "ranks 2 and 3 of 4" in found.verdict
 
 
+@pytest.mark.in_turn
 def test_a_job_that_writes_is_collected_again_and_again(tmp_path):
     (writer,) = machine(tmp_path / "a", [0], steps=range(3), close=False, seal_steps=2)
     rows = healthy_rows(WORLD, 20)

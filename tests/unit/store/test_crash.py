@@ -91,6 +91,7 @@ def test_sigkill_at_each_system_call_loses_at_most_the_frame_in_flight(tmp_path)
         assert_nothing_lost(path, num_written=num_written)
 
 
+@pytest.mark.in_turn
 def test_a_reader_never_fails_while_a_writer_writes_and_seals(tmp_path):
     """The writer starts on twelve pieces and two seals at the moment at which the reader starts to open."""
     code = WRITE + textwrap.dedent("""

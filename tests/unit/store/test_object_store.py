@@ -74,6 +74,7 @@ def test_a_store_that_is_away_from_the_beginning_is_one_sentence(disks, door, tm
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.in_turn
 def test_a_store_that_keeps_less_than_it_is_given(disks, door, tmp_path):
     url = f"s3://bucket/{tmp_path.name}"
     door.lost_bytes = 9

@@ -82,6 +82,7 @@ def test_older_runs_have_no_checksums_of_documents_and_are_whole_otherwise():
     assert {file.file for file in found.files if file.state == "unchecked"} >= {"manifest.json", "env/rank-00000.json"}
 
 
+@pytest.mark.in_turn
 def test_every_flipped_bit_and_every_cut_is_named(whole, tmp_path):
     path, rng = tmp_path / "run", random.Random(0)
     shutil.copytree(whole, path)

@@ -79,6 +79,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("kernel", "change", "name", "dtype"), FAULTS)
 def test_a_wrong_kernel_is_found_and_no_other(tmp_path, kernel, change, name, dtype):
     functions = (lambda x, w: F.gelu(x) * w[0], lambda x, w: torch.softmax(x * w[0], -1), lambda x, w: x @ w)

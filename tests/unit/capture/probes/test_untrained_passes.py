@@ -117,6 +117,7 @@ QUIET = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("between", DROPS.values(), ids=DROPS)
 def test_dropout_in_an_evaluation_is_to_be_confirmed_with_its_line(tmp_path, between):
     trained(tmp_path / "run", Net(between))
@@ -188,6 +189,7 @@ def test_a_spectral_norm_that_is_at_its_start_in_an_evaluation_is_to_be_confirme
     assert "at its start: `" in claim
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("wrap", "before"),
     [

@@ -93,6 +93,7 @@ def test_a_ring_is_written_when_a_finding_is_seen_and_says_where_to_go_back_to(t
     assert set(nan) == {8}
 
 
+@pytest.mark.in_turn
 def test_a_ring_is_written_when_a_gradient_jumps(tmp_path):
     plan = {"preset": "monitor", "every": 1, "ring": 3, "when": ["grad-spike"], "when_steps": 2}
     train(tmp_path / "healthy", plan, steps=50)

@@ -74,6 +74,7 @@ def rows_of_whole_twin(model, twin, batch):
     return rows
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", MODELS)
 def test_every_module_and_gradient_is_recorded_and_training_is_the_same(name):
     torch.manual_seed(0)
@@ -134,6 +135,7 @@ def wrapped_as_accelerate_does(model):
     return model
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", MODELS)
 def test_models_that_accelerate_wraps_in_autocast_are_recorded_whole(name):
     torch.manual_seed(0)

@@ -248,6 +248,7 @@ def test_the_standard_error_of_the_mean_cosine_is_honest():
     assert 0.5 < spread < 1.2, f"errors are {spread:.2f} stated standard errors"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("cosine", [0.0, 0.2, 0.5, 0.9])
 @pytest.mark.parametrize("workers", [2, 8])
 def test_the_standard_error_is_honest_where_sketches_are_all_that_is_known(workers, cosine):

@@ -155,6 +155,7 @@ class Own(torch.autograd.Function):
         return gradients[0] * (1 - y.abs() ** ctx.power), None
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize(("power", "exit_code"), [(2.0, 0), (2.2, 1)])
 def test_a_wrong_backward_of_calls_that_one_run_makes_is_found(
@@ -349,6 +350,7 @@ class Turned(nn.Module):
         return self.last(y)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("decide", [torch.relu, lambda x: torch.maximum(x, 0 * x)])
 @pytest.mark.parametrize(("scale", "exit_code"), [(1.0, 0), (0.8, 1)])
 def test_a_decision_that_rounding_turns_for_one_number_is_no_fault(
@@ -386,6 +388,7 @@ def test_another_number_in_a_mask_is_no_fault(tmp_path: Path, lowest: float) -> 
     assert any("masked_fill#0:out0 differs from the reference, and nothing" in note for note in comparison.notes)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("lowest", [LOWEST, -torch.inf, -1e9, -65504.0, -1e4])
 def test_a_mask_off_by_one_is_a_finding_whatever_its_number(tmp_path: Path, lowest: float) -> None:
     comparison = compared(tmp_path, masked(lowest, diagonal=2), masked(lowest), steps=1)
@@ -537,6 +540,7 @@ def turned(x: Tensor) -> Tensor:
     return functional.softplus(x).neg()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("made", "exit_code"),
     [

@@ -89,6 +89,7 @@ def unpadded(x_BLD: Tensor) -> Tensor:
     return x_BLD.masked_fill(torch.zeros(4, 8, dtype=torch.bool), -1e9)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("part", "words"),
     [
@@ -109,6 +110,7 @@ def test_a_call_that_only_one_run_makes_is_a_finding_though_it_changes_nothing_h
     assert "explained-by-rounding" not in [finding.code for finding in comparison.findings]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "part",
     [

@@ -131,6 +131,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", CHANGES)
 def test_compare_names_the_block_and_whose_numbers_it_has(tmp_path, name):
     change, is_block = CHANGES[name]

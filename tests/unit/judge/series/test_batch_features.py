@@ -211,6 +211,7 @@ def test_a_second_argument_that_the_model_does_not_call_a_label_is_an_input():
     assert compare_feeds(shifted, (2,), (0, 1, 3), Arguments("x", "y")).parts["labels"] == "other"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("seed", range(5))
 def test_more_arguments_do_not_make_a_difference_by_chance(seed):
     draw = torch.Generator().manual_seed(seed)

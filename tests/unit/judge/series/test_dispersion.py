@@ -121,6 +121,7 @@ def sketched(values, k, rng):
     return (rows * signs).sum(axis=-2)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("shares", [(1.0,), (0.6, 0.3, 0.1)])
 @pytest.mark.parametrize("cosine", [0.0, 0.5, 0.9])
 def test_sketched_cosines_err_as_much_as_they_say(shares, cosine):

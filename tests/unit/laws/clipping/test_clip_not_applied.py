@@ -40,6 +40,7 @@ def said(folder, args, clip=lambda model: None):
     return asked(trained(folder, args, clip), clip_not_applied.CODE)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", ["grad_clip", "max_grad_norm", "gradient_clip_val", "clip_grad", "gradient_clipping"])
 def test_an_option_that_nobody_reads_is_to_be_confirmed(tmp_path, name):
     (finding,) = said(tmp_path / "run", argparse.Namespace(**{name: 0.5}))[0]

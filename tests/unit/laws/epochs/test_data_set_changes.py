@@ -138,6 +138,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("read", "rows"), HEALTHY.values(), ids=HEALTHY)
 def test_what_stays_or_changes_otherwise_is_silent(tmp_path, read, rows):
     trained(tmp_path, Held(read, rows()))

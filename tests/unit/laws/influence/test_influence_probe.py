@@ -38,6 +38,7 @@ def judged(out):
     return asked(out, "influence-leak")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("ahead", "seen"), [(0, 0), (1, 2), (LENGTH, LENGTH // 2)])
 def test_as_many_later_tokens_are_seen_as_two_layers_let_through(tmp_path, dtype, ahead, seen):
@@ -58,6 +59,7 @@ def others(ids):
     return (ids + 1) % CausalLM.vocab_size
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("problem", "more", "reason"),
     [

@@ -53,6 +53,7 @@ def said(out, model, **inputs):
     return [(each.severity, each.evidence["kind"]) for each in findings], why
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("nodes", [False, True])
 @pytest.mark.parametrize("borders", [False, True])
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def judged(out):
 LOST, NONE = [("warning", "positions-lost")], [("info", "no-positions")]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("model", "found"),

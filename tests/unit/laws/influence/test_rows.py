@@ -250,6 +250,7 @@ class Tags(nn.Module):
         return self.head(x + mixed)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("sees", "by_index", "found"),
     [

@@ -90,6 +90,7 @@ def trained(out, *, head, frozen=("head",), base=lambda layer: None):
 LAYERS = tuple(f"layer{number}" for number in range(5))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -199,6 +199,7 @@ def test_an_embedding_that_was_made_longer_and_drawn_as_a_whole_is_to_be_confirm
     assert finding.claim.endswith("and drawn anew as a whole before the first update, with 4 rows more.")
 
 
+@pytest.mark.in_turn
 def test_a_pretrained_backbone_that_its_wrapper_initialises_is_to_be_confirmed(tmp_path):
     config = BertConfig(
         vocab_size=ROWS, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
@@ -318,6 +319,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_is_still_that_which_was_loaded_is_silent(tmp_path, name):
     model = loaded()

@@ -65,6 +65,7 @@ def kept_from_the_start(target):
     return lambda step: step % 2 or target.load_state_dict(state_dict=state, strict=False)
 
 
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("_listening")
 @pytest.mark.parametrize("load", [into_itself, kept_from_the_start])
 @pytest.mark.parametrize("frozen", [False, True])

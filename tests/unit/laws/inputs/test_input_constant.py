@@ -88,6 +88,7 @@ def noise(seed=None):
     return torch.randn(ROWS, WIDTH, generator=generator)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("target", "timed", "severities"),
     [
@@ -106,6 +107,7 @@ def test_noise_that_comes_again_as_a_target(tmp_path, target, timed, severities)
     assert (constants, why) == ([("noise", severity, "mse_loss") for severity in severities], [])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("target", "expected"),
     [

@@ -64,6 +64,7 @@ def test_since_when(tmp_path):
     assert said_of(tmp_path / "late", collapses=12) == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "kinds",
     [{}, {"zero_head": True}, {"dropout": 0.5}, {"alike": True, "dead": True}, {"masked": True}, {"mapped": True}],

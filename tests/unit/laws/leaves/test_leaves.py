@@ -92,6 +92,7 @@ def plain_tensor():
     return Net(lambda x: x * scale, scale)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("make", "kind", "names"),
     [

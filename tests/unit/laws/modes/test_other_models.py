@@ -112,6 +112,7 @@ def judged(out):
 STILL = [("warning", "still", "Net")]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("teacher", "found"),
     [

@@ -38,6 +38,7 @@ class _Cast(torch.nn.Module):
         return x.bfloat16()
 
 
+@pytest.mark.in_turn
 def test_slices_that_are_judged_at_once_are_judged_as_one_by_one(slices):
     together = judge_updates(slices)
     assert {sample.law for sample in slices} == {name for name, _ in RULES.values()}

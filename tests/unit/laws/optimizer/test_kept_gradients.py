@@ -161,6 +161,7 @@ def by_hand(step, model, optimizer):
     optimizer.step()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "loop", [after_forward, accumulating, scaled, sharpness_aware, adversarial, as_momentum, by_hand]
 )
@@ -247,6 +248,7 @@ def first_passes_data(model, micro, step):
         model[0].weight.grad.data *= 0.5
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("change", "severity", "says"),
     [
@@ -329,6 +331,7 @@ def surgery(step, model, optimizer):
     optimizer.zero_grad()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("loop", [masked, between(once), put_back, per_micro_batch, surgery])
 def test_changes_between_passes_that_are_meant(tmp_path, loop):
     assert watched(tmp_path / "run", loop) == []

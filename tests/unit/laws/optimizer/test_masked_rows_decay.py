@@ -79,6 +79,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("make", "keys"), HEALTHY.values(), ids=HEALTHY)
 def test_rows_that_are_trained_or_not_read_are_silent(tmp_path, make, keys):
     trained(tmp_path, make(), **keys)

@@ -313,6 +313,7 @@ def _replace(step, model, optimizer):
         model[1] = torch.nn.LayerNorm(32)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("make", "before", "kind", "names", "step_first"),
     [
@@ -432,6 +433,7 @@ def test_decay_by_hand_of_what_is_frozen(tmp_path, average):
         assert finding.measured == pytest.approx(1 - 1e-3, rel=1e-6)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("order", ["of the model", "reversed"])
 @pytest.mark.parametrize("late", [False, True])
 def test_copies_in_float32_that_the_model_does_not_have(tmp_path, late, order):

@@ -105,6 +105,7 @@ def evaluated_without_gradient(job):
         job.update((job.model(x) - y).square().mean())
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "loop", [two_passes_a_loss, a_pass_for_the_log, a_bound_that_is_infinite, evaluated_without_gradient]
 )

@@ -89,6 +89,7 @@ def _set(scores, mask):
     return scores
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_however_they_are_made_are_left_alone(tmp_path, name):
     run = recorded(tmp_path, Attention(mask=MASKS[name]), steps=1)

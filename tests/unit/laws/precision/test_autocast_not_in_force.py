@@ -116,6 +116,7 @@ def test_what_runs_in_float32_within_autocast_is_found(tmp_path, make, expected,
     assert judged(tmp_path / "run") == (expected, [])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("make", "settings", "why"),
     [

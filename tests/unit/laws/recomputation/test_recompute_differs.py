@@ -147,6 +147,7 @@ def looked_at(model, x):
     return loss_of(model, x)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("loss", [loss_of, accumulated, a_pass_before, looked_at])
 @pytest.mark.parametrize(
     ("wrap", "shared"),

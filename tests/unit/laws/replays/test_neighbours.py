@@ -146,6 +146,7 @@ def train_sharded(rank, world_size, kind, out):
     return [x.to_local().detach().numpy().tobytes() for x in model.parameters()], torch.rand(2).tolist()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", ["", "prints"])
 def test_a_sharded_model_runs_forward_again_on_all_ranks_or_none(two, tmp_path, kind):
     assert two.run(train_sharded, kind, None) == two.run(train_sharded, kind, str(tmp_path / "run"))

@@ -129,6 +129,7 @@ def test_bets_on_the_tokens_own_spread_win_where_the_bound_by_a_vocabulary_does_
     assert bound.sum(0).max() < own.sum(0).max() / 2
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 8.0])
 @pytest.mark.parametrize("words", [2, 30, 2000])
 def test_bets_on_words_that_are_hardly_sampled_win_nothing_on_average(spread: float, words: int) -> None:

@@ -85,6 +85,7 @@ def _entropies_alone(batch: dict[str, Any]) -> None:
     batch["sampling"] = {"dtype": "float32", "vocabulary": 50}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("change", [_unrecorded, _entropies_alone])
 @pytest.mark.parametrize(
     ("sampled", "kind"),

@@ -102,6 +102,7 @@ def test_rates_that_the_script_sets_cannot_be_told(tmp_path):
         findings(tmp_path / "run")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("make", "advance", "kinds"),
     [
@@ -181,6 +182,7 @@ def test_a_rate_that_is_written_over_the_schedule(tmp_path, advance, kinds):
     assert [(finding.evidence["kind"], finding.step_first) for finding in findings(tmp_path / "run")] == kinds
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("end", "kinds"), [(STEPS, [("began-again", 6)]), (6, [])], ids=["under way", "at its end"])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_schedule_that_is_made_again(tmp_path, end, kinds, keeps):

@@ -66,6 +66,7 @@ def test_samples_of_a_class(tmp_path):
     assert finding.claim.endswith("of the samples: it is never trained.")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("model", "batch_of", "ignored"),
     [

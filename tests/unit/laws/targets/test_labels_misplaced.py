@@ -85,6 +85,7 @@ def cut(logits, targets):
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("loss_of", "target"),
     [

@@ -79,6 +79,7 @@ def test_a_term_that_is_always_multiplied_by_zero(tmp_path, weight_at, marks):
     assert not marks or fact.marks["term-times-zero"].endswith("is multiplied by 0 at all 5 steps that were looked at")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("fit", [likelihood, error, absolute_error, binary, distance, soft])
 def test_a_term_that_is_detached_is_told_with_its_value(tmp_path, fit):
     added = []

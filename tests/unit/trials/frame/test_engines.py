@@ -76,6 +76,7 @@ def test_a_run_that_does_not_end_in_time_is_ended(engine, tmp_path):
         time.sleep(0.1)
 
 
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("warm_torchrun")
 def test_runs_are_ended_from_outside_as_by_ctrl_c(engine, tmp_path):
     """As a trial does it whose threads wait for runs."""

@@ -144,12 +144,14 @@ def _record(
     return out
 
 
+@pytest.mark.in_turn
 def test_a_run_that_only_rounds_otherwise_is_silent(compared: Callable[..., Comparison]) -> None:
     healthy = compared("healthy")
     assert healthy.exit_code == 0
     assert healthy.counts["within"]
 
 
+@pytest.mark.in_turn
 def test_a_kernel_that_goes_wrong_late_is_named_first(
     compared: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
 ) -> None:
