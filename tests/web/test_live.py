@@ -52,7 +52,14 @@ def test_a_run_that_begins_in_a_directory_of_runs_appears_by_itself(tmp_path: Pa
     lines = "[...document.querySelectorAll('.runs > li .status a')].map((each) => each.textContent)"
     with Served([tmp_path / "runs"]) as served, BrowserPage(served.url("screen=runs"), width=1280) as page:
         page.until(f"{lines}.length === 1")
+        half = tmp_path / "runs" / "half"
+        half.mkdir()
+        (half / "manifest.json").write_text("{")  # as one that is being written
         write_run(tmp_path / "runs" / "second", num_steps=8)
         page.until(f"{lines}.length === 2")
         assert sorted(page.evaluate(lines)) == ["first", "second"]
+        write_run(tmp_path / "begun", num_steps=8)
+        shutil.rmtree(half)
+        (tmp_path / "begun").rename(half)
+        page.until(f"{lines}.length === 3")
         assert page.errors == []

@@ -27,6 +27,7 @@ import trueline
 from trueline.render.comparison.compare_story import story_of
 from trueline.schema.errors import InputError, RunError, RunExistsError
 from trueline.schema.finding import Finding
+from trueline.web import page_file
 from trueline.web.page_file import MAX_BYTES, comparison_file
 from trueline.web.watched_run import distinct_names
 
@@ -175,10 +176,11 @@ def test_what_is_worth_knowing_stands_apart_from_incidents(tmp_path: Path) -> No
 
 def test_what_is_to_confirm_and_what_the_training_did_have_their_sections(tmp_path: Path) -> None:
     unusual = Finding("unusual", "confirm", "Half of the updates had rate 0.", evidence={"kind": "rate-zero"})
-    path = write_run(tmp_path / "a", findings=(unusual,))
+    path = write_run(tmp_path / "a b", findings=(unusual,))
     overview = answers_of(report_on(tmp_path, path))["api/runs/0/overview"]
 
     assert overview["confirm"] == [{"code": "unusual.rate-zero", "claim": unusual.claim}]
+    assert overview["confirm_commands"] == [f"trueline confirm '{tmp_path / 'a b'}' unusual.rate-zero"]
     assert unusual.claim not in [notice["claim"] for notice in overview["notices"]]
     facts = trueline.facts(path)
     assert [area["heading"] for area in overview["training"]] == [heading for heading, _ in facts.by_area()]
@@ -384,6 +386,7 @@ SCREENS = {
     "report": "document.querySelectorAll('.runs > li').length === 4",
     "report#run=1": "document.querySelector('.incident')",
     "report#run=2&screen=trend": "document.querySelector('.lines canvas')",
+    "report#run=2&screen=trend&shown=apart&rows=worst": "document.querySelector('.lines canvas')",
     "report#run=0&screen=trend&signal=job/cosine_mean": "document.querySelector('.lines canvas')",
     "report#run=1&screen=settings": "document.querySelector('.settings .pairs')",
     "compared": "document.querySelector('.space .row.value')",
@@ -402,6 +405,21 @@ def test_every_screen_fits_reads_and_asks_nobody(files: dict[str, Path], state: 
         assert page.evaluate(CONTRAST)["poor"] == []
         assert page.errors == []
         assert [url for url in page.requests if not url.startswith((files[name].as_uri(), "data:,"))] == []
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize("state", ["", "#screen=incident&n=1"])
+def test_the_words_stand_where_the_file_has_no_room_for_the_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr(page_file, "_WAYS", ((1024, 1, 100),))  # of all signals the loss alone
+    long = Finding("worker-grad-norm-outlier", "warning", "Its gradient is 3 times.", (0,), 5, 39)
+    report = tmp_path / "report.html"
+    report.write_text(report_on(tmp_path, write_run(tmp_path / "exp", findings=(long,))), encoding="utf-8")
+    with BrowserPage(f"{report.as_uri()}{state}", width=1280) as page:
+        page.until("document.querySelector('.incident, .incident-screen h1')?.textContent.includes('3 times')")
+        assert page.evaluate("document.querySelector('main > .refused')") is None
+        assert page.errors == []
 
 
 @NEEDS_BROWSER

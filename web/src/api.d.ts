@@ -350,11 +350,12 @@ export interface components {
         };
         /**
          * Call
-         * @description One call: its place in the order of execution, how deep it lies, and numbers of its values: elements that are not
-         *     finite; of the worst of the floating values that it returned (or else of all that it has) the largest magnitude,
-         *     root mean square and share of zeros (None: not measured).
-         *     ``judgement`` is that of the worst of them in the comparison with the reference, "" where there is none. ``opens``
-         *     where calls lie in it that can be folded away.
+         * @description One call: its place in the order of execution, how deep it lies, and numbers of its values.
+         *
+         *     These are how many elements are not finite; and of the worst of the floating values that it returned, or of all
+         *     floating ones where it returned none, the largest magnitude, root mean square and share of zeros (None: not
+         *     measured). ``judgement`` is that of the worst of its values in the comparison with the reference, "" where there is
+         *     none. ``opens`` where calls lie in it that can be folded away.
          */
         Call: {
             /** Api */
@@ -985,6 +986,8 @@ export interface components {
             checked: string;
             /** Confirm */
             confirm: components["schemas"]["Notice"][];
+            /** Confirm Commands */
+            confirm_commands: string[];
             /** Facts */
             facts: [
                 string,

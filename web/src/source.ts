@@ -153,7 +153,7 @@ export class Enclosed implements Source {
     const url = new URL(path, "file:///");
     const asked = url.searchParams;
     const step = Number(asked.get("step"));
-    for (const key of ["first", "last", "columns", "pinned", "lines", "step", ...FILTERS]) asked.delete(key);
+    for (const key of ["first", "last", "columns", "pinned", "lines", "step", "rows", ...FILTERS]) asked.delete(key);
     const key = decodeURIComponent(`${url.pathname.slice(1)}?${asked}`.replace(/\?$/, ""));
     const found = this.answers[key] ?? this.nearest(`${key}?step=`, step);
     if (found === undefined) throw new Refused("This file does not hold that. `trueline view` on the Run shows it.");

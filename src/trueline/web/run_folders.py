@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from trueline.store.file_names import MANIFEST
 
@@ -20,13 +20,15 @@ class RunFolder:
 
     def new_runs(self) -> list[str]:
         """Paths of Runs that were not told before, the oldest first; of more than ``MAX_RUNS`` the newest."""
-        began_by_path: dict[str, float] = {}
-        for entry in os.scandir(self.path):
-            manifest = os.path.join(entry.path, MANIFEST)
-            if entry.path not in self._listed_paths and entry.is_dir() and os.path.exists(manifest):
-                began_by_path[entry.path] = os.stat(manifest).st_ctime
+        began_by_path = {
+            path: os.stat(os.path.join(path, MANIFEST)).st_ctime for path in _runs_in(self.path, self._listed_paths)
+        }
         self._listed_paths.update(began_by_path)
         return sorted(began_by_path, key=lambda path: began_by_path[path])[-MAX_RUNS:]
+
+    def forget(self, path: str) -> None:
+        """Tell of the Run at ``path`` again: it could not be read yet."""
+        self._listed_paths.discard(path)
 
 
 def folders_among(paths: Sequence[str | os.PathLike[str]]) -> list[RunFolder]:
@@ -35,6 +37,11 @@ def folders_among(paths: Sequence[str | os.PathLike[str]]) -> list[RunFolder]:
 
 
 def _holds_runs(path: str) -> bool:
-    if not os.path.isdir(path) or os.path.exists(os.path.join(path, MANIFEST)):
-        return False
-    return any(os.path.exists(os.path.join(entry.path, MANIFEST)) for entry in os.scandir(path) if entry.is_dir())
+    is_run = os.path.exists(os.path.join(path, MANIFEST))
+    return os.path.isdir(path) and not is_run and next(_runs_in(path), None) is not None
+
+
+def _runs_in(folder: str, listed_paths: Collection[str] = ()) -> Iterator[str]:
+    for entry in os.scandir(folder):
+        if entry.path not in listed_paths and entry.is_dir() and os.path.exists(os.path.join(entry.path, MANIFEST)):
+            yield entry.path

@@ -76,6 +76,7 @@ class WatchedRun:
         self.run = Run(self.path)
         self._lock = threading.Lock()
         self._pivots: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._tokens_T: np.ndarray | None = None
         self._took_s = time.monotonic() - begin
         self._read_at = self._judged_at = time.monotonic()
         self._judging: Future[RunResults] | None = None
@@ -122,6 +123,16 @@ class WatchedRun:
             if column not in self._pivots:
                 self._pivots[column] = self.run.pivot(column)
             return self._pivots[column]
+
+    def tokens_so_far(self) -> np.ndarray:
+        """[T] float64: tokens of all ranks up to each step, NaN from one on of which they are not known; kept as
+        ``pivot`` is.
+        """
+        if self._tokens_T is None:
+            values_TN, measured_TN = self.pivot("tokens")
+            known_T = np.where(measured_TN.any(axis=1), np.nansum(values_TN, axis=1), np.nan)
+            self._tokens_T = np.cumsum(known_T)
+        return self._tokens_T
 
     def look(self) -> None:
         """Take what has changed: files that grew, a judgement that was finished."""
@@ -173,7 +184,7 @@ class WatchedRun:
             return
         with self._lock:
             self.run, self._sizes, self.read_failure = run, sizes, ""
-            self._pivots = {}
+            self._pivots, self._tokens_T = {}, None
         self._took_s = time.monotonic() - begin
         for table in tables or ["run"]:
             self.versions[table] += 1
@@ -259,16 +270,23 @@ class Watching:
         self._folders_looked_at = time.monotonic()
         for folder in self._folders:
             try:
-                for path in folder.new_runs():
-                    self._runs.append(WatchedRun(path, _free_name(path, self._runs), None, self._runs[0].judge))
-            except (OSError, TruelineError) as error:  # the folder, or a Run that just began: the next look may read it
+                paths = folder.new_runs()
+            except OSError as error:
                 _log.warning("looking for Runs in %s failed", folder.path, exc_info=error)
+                continue
+            for path in paths:
+                try:
+                    new_runs = watched_runs([path], None, self._runs[0].judge)
+                except (OSError, TruelineError):
+                    folder.forget(path)  # it has just begun: the next look may read it
+                    continue
+                for run in new_runs:
+                    run.name = _free_name(run, self._runs)
+                self._runs.extend(new_runs)
 
 
-def _free_name(path: str, runs: Sequence[WatchedRun]) -> str:
-    names = {run.name for run in runs}
-    name = os.path.basename(path)
-    return name if name not in names else path
+def _free_name(run: WatchedRun, others: Sequence[WatchedRun]) -> str:
+    return run.path if run.name in {other.name for other in others} else run.name
 
 
 def _error_text(error: Exception) -> str:

@@ -27,3 +27,11 @@ def test_each_run_is_told_once_the_oldest_first_and_of_too_many_the_newest(tmp_p
     assert folder.new_runs() == []
     write_run(tmp_path / "d", num_steps=1)
     assert [os.path.basename(path) for path in folder.new_runs()] == ["d"]
+
+
+def test_a_run_that_could_not_be_read_yet_is_told_again(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path))
+    path = str(write_run(tmp_path / "a", num_steps=1))
+    assert folder.new_runs() == [path]
+    folder.forget(path)
+    assert folder.new_runs() == [path]

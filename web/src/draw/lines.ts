@@ -3,24 +3,33 @@
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { h } from "../dom";
-import type { Packed, Schemas } from "../source";
+import type { Context } from "../screen";
+import { type Packed, Refused, type Schemas } from "../source";
 import { number } from "../words";
+import { axes, font, HUES } from "./axes";
 import { css, ink, NOT_FINITE } from "./colours";
 import { saveButtons } from "./save";
 
 export type SeriesData = Packed<Schemas["Series"]>;
 export type Axis = "step" | "seconds" | "tokens";
 
+/** The lines at a path of the Run that is shown; null where they are not there, as in a file without room for them: the
+ * words that stand beside them do not depend on that. */
+export async function seriesAt(context: Context, path: string): Promise<SeriesData | null> {
+  try {
+    return await context.source.packed<Schemas["Series"]>(context.api(path));
+  } catch (error) {
+    if (error instanceof Refused) return null;
+    throw error;
+  }
+}
+
 const HEIGHT = 260;
-/** As wide as the heat map's labels are as a rule, so that steps lie below each other. */
-const LEFT = 46;
-const BELOW = 40;
 /** Room at the right for the names of lines, in pixels. */
 const NAMES = 62;
 const MOST_NAMES = 8;
 const NAME_HEIGHT = 13;
 const ACCUSED = "--accused";
-const HUES = ["--s0", "--s2", "--s3", "--s1"];
 const BAND = ["lowest", "median", "highest", "lower", "upper"] as const;
 
 /** The colour of each rank that is singled out: the accused in one accent, pinned ones each in its own, all where they
@@ -110,10 +119,7 @@ export class Lines {
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
       select: { show: true, left: 0, top: 0, width: 0, height: 0 },
       scales: { x: { time: false, range: () => this.span(data) }, y: { distr: this.look.log ? 3 : 1, range: (_, low, high) => this.range(low, high) } },
-      axes: [
-        { stroke: ink("--quiet"), grid: { show: false }, ticks: { show: false }, font: font(), size: 20, label: TITLES[this.look.along], labelSize: BELOW - 22, labelGap: 0, labelFont: font(), values: (_, at) => at.map((each) => (Number.isInteger(each) ? each.toLocaleString("en-US") : "")) },
-        { stroke: ink("--quiet"), grid: { stroke: ink("--grid"), width: 1 }, ticks: { show: false }, font: font(), size: LEFT, values: (_, at) => at.map((each) => (each === null ? "" : number(each, 3))) },
-      ],
+      axes: axes(TITLES[this.look.along]),
       bands: [{ series: [3, 1], fill: ink("--outer") }, { series: [5, 4], fill: ink("--inner") }],
       series: [
         {},
@@ -316,8 +322,4 @@ function csv(data: SeriesData): string {
 function padded(low: number, high: number): [number, number] {
   const margin = (high - low) * 0.05;
   return [low >= 0 && low - margin < 0 ? 0 : low - margin, high + margin];
-}
-
-function font(ratio = 1): string {
-  return `${11 * ratio}px ${getComputedStyle(document.body).fontFamily}`;
 }

@@ -4,6 +4,7 @@ import uPlot from "uplot";
 import { h } from "../dom";
 import type { Packed, Schemas } from "../source";
 import { number } from "../words";
+import { axes, HUES } from "./axes";
 import { ink } from "./colours";
 import { saveButtons } from "./save";
 
@@ -13,7 +14,6 @@ export interface Overlay {
 }
 
 const HEIGHT = 280;
-const HUES = ["--s0", "--s1", "--s2", "--s3"];
 /** Of more Runs than there are hues the second four are dashed. */
 const DASH = [6, 4];
 
@@ -44,17 +44,13 @@ export class Overlaid {
     if (!overlays.length) return;
     const data = uPlot.join(overlays.map(({ series }) => [Array.from(series.int("first")), Array.from(series.float("median"), (value) => (Number.isFinite(value) ? value : null))] as uPlot.AlignedData));
     const hue = (at: number) => HUES[at % HUES.length];
-    const font = `11px ${getComputedStyle(document.body).fontFamily}`;
     this.plot = new uPlot({
       width: Math.max(this.element.clientWidth, 100),
       height: HEIGHT,
       legend: { show: false },
       cursor: { y: false, points: { show: false } }, // a drag zooms, a double click leads back
       scales: { x: { time: false } },
-      axes: [
-        { stroke: ink("--quiet"), grid: { show: false }, ticks: { show: false }, font, size: 20, label: "step", labelSize: 18, labelGap: 0, labelFont: font },
-        { stroke: ink("--quiet"), grid: { stroke: ink("--grid"), width: 1 }, ticks: { show: false }, font, size: 46, values: (_, at) => at.map((each) => number(each, 3)) },
-      ],
+      axes: axes("step"),
       series: [{}, ...overlays.map(({ name }, at) => ({ label: name, stroke: ink(hue(at)), width: 1.6, spanGaps: true, points: { show: false }, dash: at < HUES.length ? [] : DASH }))],
       hooks: { setCursor: [(plot) => this.say(data, plot.cursor.idx ?? null)] },
     }, data, this.drawing);

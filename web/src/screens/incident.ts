@@ -3,7 +3,7 @@
 import { change, link, state, type State } from "../address";
 import { command, copyButton, h, keepingOpen, prose } from "../dom";
 import { evidenceGrowth } from "../draw/evidence";
-import { Lines, type SeriesData } from "../draw/lines";
+import { Lines, type SeriesData, seriesAt } from "../draw/lines";
 import { severity } from "../marks";
 import type { Context, Screen } from "../screen";
 import { query, type Schemas } from "../source";
@@ -24,7 +24,7 @@ export function incident(context: Context): Screen {
   async function update(now: State): Promise<void> {
     const data = await context.source.json<View>(context.api(`incidents/${now.n ?? "1"}`));
     shown = data;
-    const series = data.signal ? await context.source.packed<Schemas["Series"]>(context.api(seriesOf(data))) : null;
+    const series = data.signal ? await seriesAt(context, seriesOf(data)) : null;
     const key = JSON.stringify(data);
     if (key !== drawn) {
       drawn = key;

@@ -2,7 +2,7 @@
 
 import { change, link, state, type State } from "../address";
 import { command, copyButton, h, keepingOpen, prose } from "../dom";
-import { Lines, type SeriesData } from "../draw/lines";
+import { Lines, type SeriesData, seriesAt } from "../draw/lines";
 import { sparkline } from "../draw/sparkline";
 import { severity, verdictMark } from "../marks";
 import type { Context, Screen } from "../screen";
@@ -48,7 +48,7 @@ export function overview(context: Context): Screen {
     const key = JSON.stringify([data, now]);
     if (key === drawn) return;
     drawn = key;
-    const series = data.picture ? await context.source.packed<Schemas["Series"]>(context.api(seriesOf(data.picture))) : null;
+    const series = data.picture ? await seriesAt(context, seriesOf(data.picture)) : null;
     picture = data.picture ?? null;
     head.replaceChildren(...verdict(data, lines, series));
     confirm.replaceChildren(...[toConfirm(data)].filter((each) => each !== null));
@@ -58,7 +58,7 @@ export function overview(context: Context): Screen {
     shown = data.incidents.filter((each) => wanted(each, now, muted));
     incidents.hidden = data.incidents.length === 0 && data.status !== null;
     filter.hidden = data.incidents.length < FEW && !now.show && !now.find;
-    list.replaceChildren(...shown.map((each, at) => line(each, at === Number(now.line ?? -1), muted.has(each.key), () => open(each), muted)));
+    list.replaceChildren(...shown.map((each, at) => line(each, at === Number(now.line ?? -1), muted.has(each.key), () => open(each))));
     const hidden = data.incidents.length - shown.length;
     if (hidden) list.append(h("li", { class: "nothing" }, `${counted(hidden, "incident")} hidden by the filter or muted.`));
     if (!data.incidents.length) list.append(h("li", { class: "nothing" }, data.status === null ? "Nothing is judged yet." : ""));
@@ -130,7 +130,7 @@ function picture(drawn: Picture, series: SeriesData, lines: Lines): HTMLElement 
   return h("figure", { class: "chart" }, h("figcaption", null, h("a", { href: to }, series.head.title), h("span", { class: "quiet" }, band)), lines.element);
 }
 
-function line(incident: Incident, selected: boolean, muted: boolean, open: () => void, _: Set<string>): HTMLElement {
+function line(incident: Incident, selected: boolean, muted: boolean, open: () => void): HTMLElement {
   const to = link({ ...state(), screen: "incident", n: String(incident.number) });
   return h("li", { class: `incident${selected ? " selected" : ""}`, onclick: (event: MouseEvent) => { if (!(event.target as Element).closest("a, button")) open(); } },
     h("div", { class: "who" }, severity(incident.severity), h("b", null, incident.where || "all ranks"), h("small", null, incident.until)),
@@ -174,5 +174,5 @@ function below(data: Overview): (Node | null)[] {
 function toConfirm(data: Overview): HTMLElement | null {
   if (!data.confirm.length) return null;
   return h("section", { id: "confirm" }, h("h2", null, "To confirm: few healthy trainings do this"),
-    h("ul", { class: "confirm" }, ...data.confirm.map((notice) => h("li", null, h("p", null, prose(notice.claim)), h("p", { class: "small quiet" }, "Meant? ", command(`trueline confirm ${data.path} ${notice.code}`))))));
+    h("ul", { class: "confirm" }, ...data.confirm.map((notice, at) => h("li", null, h("p", null, prose(notice.claim)), h("p", { class: "small quiet" }, "Meant? ", command(data.confirm_commands[at]))))));
 }

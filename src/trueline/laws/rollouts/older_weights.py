@@ -133,8 +133,10 @@ def _values(run: Run, rows: Rows, apart_R: NDArray[np.bool_]) -> tuple[Values, V
     for table in cast(Any, run.kept("rollouts")).pieces(_COLUMNS):
         for row in cast(list[dict[str, Any]], table.to_pylist()):
             is_apart = apart.get((row["step"], row["rank"], row["row"]))
-            if is_apart is None or not row["prompt_ids"] or number >= MOST_SEQUENCES:
+            if is_apart is None or not row["prompt_ids"]:
                 continue
+            if number >= MOST_SEQUENCES:
+                return engine, trainer
             number += 1
             for tokens, rollout, train in _first_tokens(row):
                 # all of a step are of the same weights, so that one is enough

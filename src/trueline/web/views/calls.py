@@ -55,11 +55,12 @@ class RecordedSteps:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: its place in the order of execution, how deep it lies, and numbers of its values: elements that are not
-    finite; of the worst of the floating values that it returned (or else of all that it has) the largest magnitude,
-    root mean square and share of zeros (None: not measured).
-    ``judgement`` is that of the worst of them in the comparison with the reference, "" where there is none. ``opens``
-    where calls lie in it that can be folded away.
+    """One call: its place in the order of execution, how deep it lies, and numbers of its values.
+
+    These are how many elements are not finite; and of the worst of the floating values that it returned, or of all
+    floating ones where it returned none, the largest magnitude, root mean square and share of zeros (None: not
+    measured). ``judgement`` is that of the worst of its values in the comparison with the reference, "" where there is
+    none. ``opens`` where calls lie in it that can be folded away.
     """
 
     place: int
@@ -228,6 +229,8 @@ class Outline:
 
     def outside(self, closed: Collection[str]) -> np.ndarray:
         """[C] bool, whether a call lies in none of the modules ``closed``."""
+        if not closed:
+            return np.ones(len(self), dtype=bool)
         closed_modules = frozenset(closed)
         is_hidden = {
             module: not closed_modules.isdisjoint(_modules_around(module or "")) for module in set(self.modules)

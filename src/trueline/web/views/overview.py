@@ -4,6 +4,7 @@ what was asked and what is left open, and what watching covers and costs.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -121,6 +122,7 @@ class Overview:
     loss: Sparkline | None
     incidents: tuple[IncidentLine, ...]
     confirm: tuple[Notice, ...]
+    confirm_commands: tuple[str, ...]
     training: tuple[TrainingArea, ...]
     untold: str
     notices: tuple[Notice, ...]
@@ -156,6 +158,7 @@ def overview_of(watched: WatchedRun) -> Overview:
         loss=_sparkline(watched, "loss", ()),
         incidents=incidents,
         confirm=() if report is None else tuple(Notice(finding.id, finding.claim) for finding in report.to_confirm),
+        confirm_commands=() if report is None else _confirm_commands(run, report),
         training=()
         if training is None
         else tuple(TrainingArea(name, tuple(lines)) for name, lines in training.by_area()),
@@ -182,6 +185,11 @@ def _headline(watched: WatchedRun) -> str:
     if watched.read_failure:
         return "Cannot tell: the Run is gone."
     return "Not judged yet."
+
+
+def _confirm_commands(run: Run, report: CheckReport) -> tuple[str, ...]:
+    """Of each finding to confirm the command that says that it is meant."""
+    return tuple(f"trueline confirm {shlex.quote(run.path)} {finding.id}" for finding in report.to_confirm)
 
 
 def _questions(report: CheckReport) -> tuple[Question, ...]:
